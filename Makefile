@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+# imbrex: one Makefile, no configure step. `make help` lists the targets.
+#
+#   CC=clang        compiler (gcc or clang)      BUILD=build        where everything is built
+#   CFLAGS='-O2 -g' optimisation and debugging   PREFIX=/usr/local  where `make install` puts it
+#   JOBS=n          compilations at once         DESTDIR=           prefix for packagers
+#   TESTS='a b'     run only these tests         FUZZ_SECONDS=60    time for each fuzz target
+#   V=1             print whole commands
+
+ifeq ($(origin CC),default)
+CC := $(firstword $(foreach cc,gcc clang cc,$(if $(shell command -v $(cc) 2>/dev/null),$(cc))) cc)
+endif
+CFLAGS ?= -O2 -g
+BUILD ?= build
+PREFIX ?= /usr/local
+DESTDIR ?=
+LIBDIR ?= $(PREFIX)/lib
+OBJCOPY ?= objcopy
+JOBS ?= $(shell nproc 2>/dev/null || echo 1)
+FUZZ_CC ?= clang
+FUZZ_SECONDS ?= 60
+TESTS ?=
+V ?=
+
+# Set by the targets below: -Werror, or the options of a sanitizer (compiler and linker).
+WERROR :=
+SANITIZE :=
+
+VERSION := $(shell sed -n 's/^.define IMBREX_VERSION "\(.*\)"/\1/p' include/imbrex.h)
+SONAME := libimbrex.so.0
+
+# ---- options ----------------------------------------------------------------------------------
+# No contraction: a*b+c is rounded the same by every compiler, so results do not depend on it.
+# Never -march: the kernels of an instruction set name it themselves, for their file alone.
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes
+C_OPTIONS = -std=c17 -D_GNU_SOURCE $(WARNINGS) $(WERROR) -fPIC -fvisibility=hidden \
+    -ffp-contract=off -Iinclude -Isrc $(CPPFLAGS) $(CFLAGS) $(SANITIZE)
+AVX2_OPTIONS := -mavx2 -mfma -mf16c
+# Tests write below TEST_BUILD_DIR only, and may do less where a sanitizer slows them down.
+# test_main.c declares the suites, not each test file.
+TEST_OPTIONS = -I. -Itests -DTEST_BUILD_DIR='"$(BUILD)"' -DTEST_SANITIZED=$(if $(SANITIZE),1,0) \
+    -Wno-missing-prototypes
+LINK_OPTIONS = $(CFLAGS) $(SANITIZE) $(LDFLAGS)
+
+# Programs take jansson and utf8proc in, so that they start on a machine that has neither.
+static_or_shared = $(firstword $(filter /%,$(shell $(CC) -print-file-name=lib$(1).a)) -l$(1))
+STATIC_LIBS := $(call static_or_shared,jansson) $(call static_or_shared,utf8proc) -lpthread -lm
+SHARED_LIBS := -ljansson -lutf8proc -lpthread -lm
+
+# ---- sources: found by their folder -----------------------------------------------------------
+LIB_SOURCES := $(wildcard src/base/*.c src/base/*.S src/ops/*.c src/ops/ref/*.c src/ops/cpu/*.c \
+    src/model/*.c src/kv/*.c src/engine/*.c)
+ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
+LIB_SOURCES := $(filter-out %_avx2.c,$(LIB_SOURCES))
+endif
+CLI_SOURCES := $(wildcard src/cli/*.c)
+
+OBJ := $(BUILD)/obj
+LIB := $(BUILD)/libimbrex.a
+TEST_LIB := $(OBJ)/libimbrex-inside.a
+objects = $(patsubst %,$(OBJ)/%.o,$(basename $(1)))
+LIB_OBJECTS := $(call objects,$(LIB_SOURCES))
+CLI_OBJECTS := $(call objects,$(CLI_SOURCES))
+
+UNIT_SOURCES := $(wildcard tests/test_main.c tests/base/*.c tests/model/*.c tests/kv/*.c \
+    tests/engine/*.c tests/ops/test_*.c)
+CHECK_SOURCES := $(wildcard tests/ops/check_*.c)
+CHECK_SHARED := $(filter-out $(CHECK_SOURCES) tests/ops/test_%,$(wildcard tests/ops/*.c))
+GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
+GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
+FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)
+FAULT_SHARED := $(filter-out $(FAULT_SOURCES),$(wildcard tests/fault/*.c))
+EXAMPLE_SOURCES := $(wildcard examples/*.c)
+FUZZ_SOURCES := $(wildcard fuzz/fuzz_*.c)
+FUZZ_SHARED := $(filter-out $(FUZZ_SOURCES),$(wildcard fuzz/*.c))
+
+programs = $(patsubst %,$(BUILD)/tests/%,$(basename $(notdir $(1))))
+UNIT := $(if $(UNIT_SOURCES),$(BUILD)/tests/unit)
+CHECKS := $(call programs,$(CHECK_SOURCES))
+GOLDENS := $(call programs,$(GOLDEN_SOURCES))
+FAULTS := $(call programs,$(FAULT_SOURCES))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(EXAMPLE_SOURCES))
+FUZZERS := $(patsubst fuzz/%.c,$(BUILD)/fuzzers/%,$(FUZZ_SOURCES))
+SCRIPT_TESTS := $(wildcard tests/cli/test_*.py tests/house/test_*.py tests/tools/test_*.py)
+TEST_PROGRAMS := $(UNIT) $(CHECKS) $(GOLDENS) $(FAULTS)
+
+# Test inputs that are made rather than stored.
+QWEN_TOKENIZER := $(BUILD)/fixtures/qwen2.5/tokenizer.json
+FIXTURES := $(if $(wildcard tests/golden/make_qwen2_5_tokenizer.py),$(QWEN_TOKENIZER))
+
+C_FILES := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] tests/*.[ch] tests/*/*.[ch] \
+    fuzz/*.[ch] examples/*.[ch] bench/*.[ch])
+
+# A recursive make that uses all cores unless the caller chose otherwise.
+SUBMAKE = +$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
+RUN_TESTS = python3 tools/run_tests --build $(BUILD) $(if $(TESTS),--only "$(TESTS)")
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: all run test test-built test-programs check check-style check-gcc check-clang build-gcc \
+    build-clang bench asan asan-built tsan tsan-built fuzz fuzz-built format install uninstall \
+    dist clean help FORCE
+
+all: $(BUILD)/imbrex $(LIB) $(BUILD)/libimbrex.so
+
+help:
+	@echo 'make            build $(BUILD)/imbrex, libimbrex.a and libimbrex.so'
+	@echo 'make run        install missing packages, build, write a story with the built-in model'
+	@echo 'make test       install missing packages, build, run the tests (TESTS="unit ...": some)'
+	@echo 'make check      style, layers, gcc and clang with -Werror, asan, tsan, fuzz 10 s each'
+	@echo 'make bench      check every kernel against the reference and time it'
+	@echo 'make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make tsan       the threaded tests under ThreadSanitizer'
+	@echo 'make fuzz       libFuzzer, FUZZ_SECONDS=$(FUZZ_SECONDS) a target, two at a time'
+	@echo 'make format     lay out the C files with clang-format'
+	@echo 'make install    into DESTDIR and PREFIX ($(PREFIX)); make uninstall takes it back'
+	@echo 'make dist       $(BUILD)/imbrex-$(VERSION).tar.gz of the last commit'
+	@echo 'make clean      remove $(BUILD)'
+
+# ---- objects ----------------------------------------------------------------------------------
+# Rewritten only when compiler or options change; objects made with others are then remade.
+OPTIONS_FILE := $(OBJ)/options
+OPTIONS_TEXT = $(CC) $(C_OPTIONS) $(TEST_OPTIONS) $(LDFLAGS)
+$(OPTIONS_FILE): FORCE
+	@mkdir -p $(@D)
+	@echo '$(subst ','\'',$(OPTIONS_TEXT))' | cmp -s - $@ || \
+	    echo '$(subst ','\'',$(OPTIONS_TEXT))' > $@
+
+# What is being made, in two words; V=1 shows the command instead.
+QUIET = @mkdir -p $(@D); $(if $(V),set -x,echo '$(1) $@');
+COMPILE = $(CC) $(C_OPTIONS) -MMD -MP -c $< -o $@
+
+$(OBJ)/%_avx2.o: %_avx2.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) $(AVX2_OPTIONS)
+
+$(OBJ)/tests/%.o: tests/%.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) $(TEST_OPTIONS)
+
+$(OBJ)/%.o: %.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE)
+
+$(OBJ)/%.o: %.S $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE)
+
+# asset.c takes these files in with .incbin, which dependency files do not see. The assembler finds
+# them because make runs in the root of the tree.
+$(OBJ)/src/base/asset.o: $(wildcard models/stories260K/*)
+
+# ---- library and program ----------------------------------------------------------------------
+# The library that is given away is one object in which everything but the public API has become
+# local: names such as file_read must not meet those of the program it is linked into. The unit
+# tests look inside, so they link the objects as they are.
+$(LIB): $(OBJ)/imbrex.o
+	$(call QUIET,ar) rm -f $@; $(AR) rcs $@ $^
+$(OBJ)/imbrex.o: $(LIB_OBJECTS)
+	$(call QUIET,link) $(LD) -r $^ -o $@ && $(OBJCOPY) --localize-hidden $@
+$(TEST_LIB): $(LIB_OBJECTS)
+	$(call QUIET,ar) rm -f $@; $(AR) rcs $@ $^
+
+# Only what imbrex.h marks IMBREX_API leaves the library; what jansson or libc must provide has to
+# be linked here. The link beside it is what programs look for when they start.
+$(BUILD)/libimbrex.so: $(LIB_OBJECTS)
+	$(call QUIET,link) $(CC) -shared -Wl,-soname,$(SONAME) -Wl,--no-undefined \
+	    -Wl,-rpath,'$$ORIGIN' $(LINK_OPTIONS) $^ -o $@ $(SHARED_LIBS)
+	@ln -sf libimbrex.so $(BUILD)/$(SONAME)
+
+$(BUILD)/imbrex: $(CLI_OBJECTS) $(LIB)
+	$(call QUIET,link) $(CC) $(LINK_OPTIONS) $^ -o $@ $(STATIC_LIBS)
+
+# ---- tests ------------------------------------------------------------------------------------
+LINK_TEST = $(call QUIET,link) $(CC) $(LINK_OPTIONS) $(filter %.o %.a,$^) -o $@
+
+# --wrap sees the calls of imbrex, jansson and utf8proc, not those inside cmocka and libc.
+WRAP := $(foreach f,malloc calloc realloc free mmap munmap pthread_create read open,-Wl,--wrap=$(f))
+
+$(UNIT): $(call objects,$(UNIT_SOURCES)) $(TEST_LIB)
+	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
+$(CHECKS): $(BUILD)/tests/%: $(OBJ)/tests/ops/%.o $(call objects,$(CHECK_SHARED)) $(TEST_LIB)
+	$(LINK_TEST) $(STATIC_LIBS)
+$(GOLDENS): $(BUILD)/tests/%: $(OBJ)/tests/golden/%.o $(call objects,$(GOLDEN_SHARED)) $(TEST_LIB)
+	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
+$(FAULTS): $(BUILD)/tests/%: $(OBJ)/tests/fault/%.o $(call objects,$(FAULT_SHARED)) $(TEST_LIB)
+	$(LINK_TEST) $(WRAP) -lcmocka $(STATIC_LIBS)
+
+# Examples are built as a user would: against the shared library.
+$(BUILD)/examples/%: examples/%.c include/imbrex.h $(BUILD)/libimbrex.so
+	$(call QUIET,cc) $(CC) -std=c17 $(WARNINGS) $(WERROR) -Iinclude $(CFLAGS) $< -o $@ \
+	    -L$(BUILD) -limbrex -Wl,-rpath,$(abspath $(BUILD))
+
+$(QWEN_TOKENIZER): tests/golden/make_qwen2_5_tokenizer.py \
+    $(wildcard tests/golden/tokenizers/qwen2.5/*)
+	@mkdir -p $(@D)
+	python3 tests/golden/make_qwen2_5_tokenizer.py $(@D)
+
+test-programs: $(BUILD)/imbrex $(TEST_PROGRAMS) $(FIXTURES)
+
+# The same in every build: `make test` starts here once the packages are there.
+test-built: all test-programs $(EXAMPLES)
+	$(RUN_TESTS) tools/check_style tools/check_layers $(TEST_PROGRAMS) $(EXAMPLES) $(SCRIPT_TESTS)
+
+asan-built: test-programs
+	$(RUN_TESTS) $(TEST_PROGRAMS) $(filter tests/cli/%,$(SCRIPT_TESTS))
+
+# The programs with threads in them. What the others do, these do too, or it has no second thread.
+TSAN_PROGRAMS := $(UNIT) $(filter %/golden_stories260k,$(GOLDENS))
+tsan-built: $(TSAN_PROGRAMS)
+	$(RUN_TESTS) $(TSAN_PROGRAMS)
+
+# ---- what people type -------------------------------------------------------------------------
+run:
+	@tools/deps.sh build
+	@$(SUBMAKE) --quiet $(BUILD)/imbrex
+	@$(BUILD)/imbrex run -p "Once upon a time"
+
+test:
+	@tools/deps.sh test
+	@$(SUBMAKE) test-built
+
+check:
+	@tools/deps.sh check
+	@$(SUBMAKE) check-style
+	@$(SUBMAKE) check-gcc
+	@$(SUBMAKE) check-clang
+	@$(SUBMAKE) asan
+	@$(SUBMAKE) tsan
+	@$(SUBMAKE) fuzz FUZZ_SECONDS=10
+
+check-style:
+	tools/check_layers
+	tools/check_style --layout
+
+# The tests, and only their building, with each compiler and no warning.
+check-gcc check-clang: check-%:
+	@$(SUBMAKE) BUILD=$(BUILD)/$* CC=$* WERROR=-Werror test-built
+build-gcc build-clang: build-%:
+	@$(SUBMAKE) BUILD=$(BUILD)/$* CC=$* WERROR=-Werror all test-programs
+
+ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+asan:
+	@$(SUBMAKE) BUILD=$(BUILD)/asan CFLAGS='-O2 -g' SANITIZE='$(ASAN)' asan-built
+
+tsan:
+	@$(SUBMAKE) BUILD=$(BUILD)/tsan CFLAGS='-O2 -g' SANITIZE=-fsanitize=thread tsan-built
+
+bench: $(CHECKS)
+	@for program in $(CHECKS); do $$program --bench || exit 1; done
+
+# The library is instrumented for coverage without libFuzzer's main, which only the targets link.
+FUZZ := -fno-sanitize-recover=all -fno-omit-frame-pointer -fsanitize=address,undefined
+fuzz:
+	@$(SUBMAKE) BUILD=$(BUILD)/fuzz CC=$(FUZZ_CC) CFLAGS='-O2 -g' \
+	    SANITIZE='$(FUZZ),fuzzer-no-link' fuzz-built
+
+$(FUZZERS): $(BUILD)/fuzzers/%: $(OBJ)/fuzz/%.o $(call objects,$(FUZZ_SHARED)) $(TEST_LIB)
+	$(LINK_TEST) -fsanitize=fuzzer $(STATIC_LIBS)
+
+fuzz-built: $(FUZZERS)
+	tools/run_fuzz $(BUILD) $(FUZZ_SECONDS) $(FUZZERS)
+
+format:
+	clang-format -i $(C_FILES)
+
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
+	install -m 755 $(BUILD)/imbrex $(DESTDIR)$(PREFIX)/bin/
+	install -m 644 include/imbrex.h $(DESTDIR)$(PREFIX)/include/
+	install -m 644 $(BUILD)/libimbrex.a $(DESTDIR)$(LIBDIR)/
+	install -m 755 $(BUILD)/libimbrex.so $(DESTDIR)$(LIBDIR)/libimbrex.so.$(VERSION)
+	ln -sf libimbrex.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libimbrex.so
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
+	    imbrex.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/imbrex.pc
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/imbrex $(DESTDIR)$(PREFIX)/include/imbrex.h \
+	    $(DESTDIR)$(LIBDIR)/libimbrex.a $(DESTDIR)$(LIBDIR)/libimbrex.so \
+	    $(DESTDIR)$(LIBDIR)/$(SONAME) $(DESTDIR)$(LIBDIR)/libimbrex.so.$(VERSION) \
+	    $(DESTDIR)$(LIBDIR)/pkgconfig/imbrex.pc
+
+dist:
+	@mkdir -p $(BUILD)
+	git archive --format=tar.gz --prefix=imbrex-$(VERSION)/ \
+	    -o $(BUILD)/imbrex-$(VERSION).tar.gz HEAD
+
+clean:
+	rm -rf $(BUILD)
+
+-include $(shell find $(OBJ) -name '*.d' 2>/dev/null)
