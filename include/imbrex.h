@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* imbrex: LLM inference engine. Public C API: open a model, tokenize, generate, score, close.
+ *
+ * Objects, from the one that lives longest:
+ *   imbrex_tokenizer   text <-> token ids; immutable, any thread
+ *   imbrex_model       configuration, mapped weights, tokenizer; immutable, any thread, shared by
+ * engines imbrex_engine      threads, KV cache, activation memory; used by one thread at a time
+ *   imbrex_generation  one prompt and its continuation; at most one runs in an engine at a time
+ * Each must outlive the ones below it that were created from it. Several engines may live in one
+ * process.
+ *
+ * Rules that hold everywhere:
+ *   - Functions that can fail return enum imbrex_status and write results through their last
+ * pointers. On failure the results are untouched and ownership stays with the caller.
+ *   - `err` may be NULL; otherwise it is filled on failure and left alone on success.
+ *   - Memory handed out by a function named so below is freed with imbrex_free(); nothing else is.
+ *   - Destroying or closing NULL does nothing.
+ *   - The library never exits, aborts, prints, reads the environment or installs signal handlers.
+ */
+#ifndef IMBREX_H
+#define IMBREX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define IMBREX_API __attribute__((visibility("default")))
+#define IMBREX_MUST_USE __attribute__((warn_unused_result))
+#else
+#define IMBREX_API
+#define IMBREX_MUST_USE
+#endif
+
+#define IMBREX_VERSION "0.1.0"
+
+/* ---- status and errors
+ * ------------------------------------------------------------------------------- */
+
+/* X(name, value, text). The one list of status codes. */
+#define IMBREX_STATUS_LIST(X)                                      \
+    X(OK, 0, "success")                                            \
+    X(INVALID_ARGUMENT, 1, "an argument breaks a documented rule") \
+    X(OUT_OF_MEMORY, 2, "memory could not be allocated")           \
+    X(IO, 3, "the operating system refused to read or write")      \
+    X(FORMAT, 4, "a file is damaged or breaks its format")         \
+    X(UNSUPPORTED, 5, "valid, but not supported here")             \
+    X(NOT_FOUND, 6, "no such file, tensor or name")                \
+    X(CAPACITY, 7, "more than there is room for")                  \
+    X(CANCELLED, 8, "cancelled by the caller")                     \
+    X(DEVICE, 9, "the compute device failed")                      \
+    X(INTERNAL, 10, "a defect in imbrex")
+
+enum imbrex_status {
+#define IMBREX_STATUS_ENUM(name, value, text) IMBREX_STATUS_##name = value,
+    IMBREX_STATUS_LIST(IMBREX_STATUS_ENUM)
+#undef IMBREX_STATUS_ENUM
+};
+
+#define IMBREX_ERROR_MESSAGE_BYTES 512
+
+/* Why a call failed: one line without control characters, NUL-terminated. Names the file, the field
+ * or tensor, what was expected and what was found. */
+struct imbrex_error {
+    enum imbrex_status status;
+    char message[IMBREX_ERROR_MESSAGE_BYTES];
+};
+
+/* "OUT_OF_MEMORY"; "UNKNOWN" for a value that is not in the list. Static storage. */
+IMBREX_API const char *imbrex_status_name(enum imbrex_status status);
+/* The sentence beside the name in IMBREX_STATUS_LIST. Static storage. */
+IMBREX_API const char *imbrex_status_text(enum imbrex_status status);
+/* Version of the library that runs, such as "0.1.0". Static storage. */
+IMBREX_API const char *imbrex_version(void);
+/* Frees memory that this library handed out. NULL does nothing. */
+IMBREX_API void imbrex_free(void *memory);
+
+enum imbrex_log_level {
+    IMBREX_LOG_LEVEL_DEBUG = 0,
+    IMBREX_LOG_LEVEL_INFO = 1,
+    IMBREX_LOG_LEVEL_WARNING = 2,
+};
+
+/* Receives one line without its newline. Called on the thread that made the call which logs. */
+typedef void imbrex_log_fn(void *user, enum imbrex_log_level level, const char *message);
+
+/* ---- tokenizer
+ * --------------------------------------------------------------------------------------- */
+
+struct imbrex_tokenizer;
+
+/* How text is read. Zero means: no begin/end tokens, and "<|im_end|>" is ordinary text. */
+enum imbrex_tokenize_flags {
+    IMBREX_TOKENIZE_ADD_SPECIAL = 1 << 0, /* apply the tokenizer's post-processor (BOS, EOS) */
+    IMBREX_TOKENIZE_PARSE_SPECIAL = 1
+                                    << 1, /* special tokens written in the text become their ids */
+};
+
+/* Opens the tokenizer of a model folder (tokenizer.json) without its weights. `path` is a folder, a
+ * tokenizer.json file, or "builtin:stories260K". UNSUPPORTED names the first feature of the file
+ * that imbrex does not have. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_tokenizer_open(
+    const char *path, struct imbrex_tokenizer **tokenizer, struct imbrex_error *err);
+IMBREX_API void imbrex_tokenizer_close(struct imbrex_tokenizer *tokenizer);
+
+/* Text to token ids.
+ *   text       [text_bytes] UTF-8, NUL allowed; each invalid sequence is read as U+FFFD
+ *   flags      bits of enum imbrex_tokenize_flags
+ *   token_ids  [num_tokens], allocated; the caller frees it with imbrex_free() (non-NULL also for
+ * zero tokens) */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_tokenize(
+    const struct imbrex_tokenizer *tokenizer, const char *text, size_t text_bytes, unsigned flags,
+    int32_t **token_ids, size_t *num_tokens, struct imbrex_error *err);
+
+/* Token ids to text, as one whole: always valid UTF-8, incomplete characters become U+FFFD.
+ *   text  [text_bytes] plus a terminating NUL, allocated; the caller frees it with imbrex_free()
+ * INVALID_ARGUMENT for an id outside [0, imbrex_tokenizer_vocab_size). */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_detokenize(
+    const struct imbrex_tokenizer *tokenizer, const int32_t *token_ids, size_t num_tokens,
+    bool skip_special, char **text, size_t *text_bytes, struct imbrex_error *err);
+
+/* Ids are [0, vocab_size), added tokens counted. The weights may have more rows; those ids are
+ * never sampled. */
+IMBREX_API int32_t imbrex_tokenizer_vocab_size(const struct imbrex_tokenizer *tokenizer);
+/* Whether the id is one of the tokenizer's special tokens. */
+IMBREX_API bool imbrex_token_is_special(const struct imbrex_tokenizer *tokenizer, int32_t token_id);
+/* The bytes one token stands for inside a text: may be a part of a character. A view, valid until
+ * the tokenizer is closed; NULL for an id out of range or unassigned. */
+IMBREX_API const char *imbrex_token_bytes(const struct imbrex_tokenizer *tokenizer,
+                                          int32_t token_id, size_t *num_bytes);
+
+/* ---- model
+ * ------------------------------------------------------------------------------------------- */
+
+struct imbrex_model;
+
+struct imbrex_model_options {
+    imbrex_log_fn *log; /* NULL: silent */
+    void *log_user;
+};
+
+IMBREX_API struct imbrex_model_options imbrex_model_options_default(void);
+
+/* Opens a checkpoint: weights are mapped, every tensor's dtype and shape is checked, the tokenizer
+ * is loaded. path     a Hugging Face folder (config.json, *.safetensors, tokenizer.json), or
+ * "builtin:stories260K"; NULL means the built-in model options  NULL for the defaults The mapped
+ * files must not change while the model is open: a file truncated under it raises SIGBUS in the
+ * thread that reads it (see imbrex_model_file_at). */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_model_open(
+    const char *path, const struct imbrex_model_options *options, struct imbrex_model **model,
+    struct imbrex_error *err);
+IMBREX_API void imbrex_model_close(struct imbrex_model *model);
+
+/* The model's tokenizer, a view that lives as long as the model. NULL if the checkpoint has no
+ * tokenizer.json: such a model takes and gives token ids only. */
+IMBREX_API const struct imbrex_tokenizer *imbrex_model_tokenizer(const struct imbrex_model *model);
+
+/* What the checkpoint says. Pointers are views that live as long as the model. */
+struct imbrex_model_info {
+    const char *path;
+    const char *architecture; /* "llama", "qwen2" */
+    int32_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
+    int32_t vocab_size;              /* rows of embed_tokens */
+    int32_t max_position_embeddings; /* tokens the model was made for */
+    double rope_theta, rms_norm_eps;
+    bool tied;               /* lm_head is embed_tokens */
+    const char *tied_reason; /* what decided it */
+    int64_t num_parameters;
+    size_t weight_bytes;       /* bytes of the tensors in use, as mapped */
+    size_t kv_bytes_per_token; /* all layers, K and V */
+    const int32_t *eos_token_ids;
+    int32_t num_eos_token_ids;
+};
+
+IMBREX_API void imbrex_model_describe(const struct imbrex_model *model,
+                                      struct imbrex_model_info *info);
+
+#define IMBREX_MAX_TENSOR_DIMS 8
+
+/* One tensor of the checkpoint. Pointers are views that live as long as the model. */
+struct imbrex_tensor_info {
+    const char *name;
+    const char *dtype; /* "BF16", "F16", "F32" */
+    const char *file;
+    int32_t num_dims;
+    int64_t shape[IMBREX_MAX_TENSOR_DIMS];
+    size_t num_bytes;
+};
+
+IMBREX_API int32_t imbrex_model_num_tensors(const struct imbrex_model *model);
+/* Tensors in the order of their names. INVALID_ARGUMENT for an index out of range. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_model_tensor(
+    const struct imbrex_model *model, int32_t tensor_idx, struct imbrex_tensor_info *tensor);
+
+/* Path of the weight file that is mapped at this address, or NULL. Async-signal-safe, so that a
+ * SIGBUS handler can say which file shrank. */
+IMBREX_API const char *imbrex_model_file_at(const struct imbrex_model *model, const void *address);
+
+/* ---- engine
+ * ------------------------------------------------------------------------------------------ */
+
+struct imbrex_engine;
+
+/* CPU instruction sets that the kernels may use, as bits of imbrex_engine_options.cpu_features. */
+enum imbrex_cpu_features {
+    IMBREX_CPU_AVX2 = 1 << 0, /* AVX2, FMA and F16C */
+};
+#define IMBREX_CPU_ALL 0xffffffffu /* whatever the machine has */
+
+struct imbrex_engine_options {
+    int32_t num_threads;  /* compute threads, the caller's counted; 0: as many as this process may
+                             run on */
+    int32_t context_size; /* tokens of KV cache; 0: min(max_position_embeddings, 4096) */
+    int32_t max_step_tokens; /* tokens of one prefill chunk; 0: 128 */
+    uint32_t cpu_features;   /* bits of enum imbrex_cpu_features; 0: the plain C reference */
+};
+
+IMBREX_API struct imbrex_engine_options imbrex_engine_options_default(void);
+
+/* Plans and reserves all memory of a running model; afterwards a decode step allocates nothing.
+ * The result does not depend on num_threads, bit for bit. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_create(
+    struct imbrex_model *model, const struct imbrex_engine_options *options,
+    struct imbrex_engine **engine, struct imbrex_error *err);
+IMBREX_API void imbrex_engine_destroy(struct imbrex_engine *engine);
+
+/* Memory as planned, in bytes. KV and activations are reserved address space, committed when first
+ * touched. */
+struct imbrex_memory_plan {
+    size_t weight_bytes;     /* mapped from the checkpoint */
+    size_t converted_bytes;  /* norms and biases, widened to fp32 */
+    size_t kv_bytes;         /* kv_num_blocks blocks */
+    size_t activation_bytes; /* one step's tensors, logits and sampler included */
+    int32_t kv_block_size;   /* tokens of a KV block */
+    int32_t kv_num_blocks;
+    int32_t context_size;    /* tokens */
+    int32_t max_step_tokens; /* tokens */
+    int32_t num_threads;
+    const char *kernels; /* "avx2", "ref"; static storage */
+};
+
+IMBREX_API void imbrex_engine_memory_plan(const struct imbrex_engine *engine,
+                                          struct imbrex_memory_plan *plan);
+/* The plan that imbrex_engine_create() would make, without making it. Same errors. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_plan(
+    const struct imbrex_model *model, const struct imbrex_engine_options *options,
+    struct imbrex_memory_plan *plan, struct imbrex_error *err);
+
+/* Negative log-likelihood of each id given the ones before it, natural logarithm.
+ *   token_ids  [num_tokens], 2 <= num_tokens <= context_size
+ *   nll        [num_tokens - 1], written: nll[i] belongs to token_ids[i + 1]
+ * INTERNAL if the logits are not finite; after a failure the contents of nll are undefined. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_score(struct imbrex_engine *engine,
+                                                                  const int32_t *token_ids,
+                                                                  int32_t num_tokens, double *nll,
+                                                                  struct imbrex_error *err);
+
+/* ---- generation
+ * -------------------------------------------------------------------------------------- */
+
+struct imbrex_generation;
+
+/* Bits of imbrex_generation_options.from_checkpoint: fields that the checkpoint's
+ * generation_config.json set. */
+enum imbrex_generation_field {
+    IMBREX_GENERATION_TEMPERATURE = 1 << 0,
+    IMBREX_GENERATION_TOP_K = 1 << 1,
+    IMBREX_GENERATION_TOP_P = 1 << 2,
+    IMBREX_GENERATION_MIN_P = 1 << 3,
+    IMBREX_GENERATION_REPETITION_PENALTY = 1 << 4,
+};
+
+/* Applied in this order: repetition penalty, temperature, top-k, top-p, min-p, draw. */
+struct imbrex_generation_options {
+    const int32_t *prompt_ids; /* [num_prompt_ids], copied by create */
+    int32_t num_prompt_ids;    /* >= 1 */
+    int32_t max_tokens;       /* tokens to generate; 0: until an end token or the context is full */
+    float temperature;        /* 0: the most likely token (lowest id on a tie); else > 0 */
+    int32_t top_k;            /* keep the k most likely; 0: all */
+    float top_p;              /* keep the most likely whose probabilities sum to p, in (0, 1] */
+    float min_p;              /* keep those with at least min_p x the best probability, in [0, 1) */
+    float repetition_penalty; /* divides positive and multiplies negative logits of ids seen before;
+                                 > 0, 1: off */
+    uint64_t seed; /* same seed, same text; one draw per position, independent of everything else */
+    const char *const
+        *stop; /* [num_stop] strings, copied by create; the text ends before the first one found */
+    size_t num_stop;
+    bool ignore_eos;          /* do not end at the model's end tokens */
+    unsigned from_checkpoint; /* bits of enum imbrex_generation_field; told by the defaults, ignored
+                                 by create */
+};
+
+/* Defaults of the checkpoint's generation_config.json where there is one (do_sample false or absent
+ * means temperature 0), of greedy decoding otherwise. */
+IMBREX_API struct imbrex_generation_options imbrex_generation_options_default(
+    const struct imbrex_model *model);
+
+/* Checks and copies the options. CAPACITY, with both numbers, if the prompt does not fit the
+ * engine's context. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_generation_create(
+    struct imbrex_engine *engine, const struct imbrex_generation_options *options,
+    struct imbrex_generation **generation, struct imbrex_error *err);
+IMBREX_API void imbrex_generation_destroy(struct imbrex_generation *generation);
+
+enum imbrex_finish_reason {
+    IMBREX_FINISH_REASON_NONE = 0,        /* still running */
+    IMBREX_FINISH_REASON_EOS = 1,         /* an end token */
+    IMBREX_FINISH_REASON_STOP_STRING = 2, /* a stop string */
+    IMBREX_FINISH_REASON_LENGTH = 3,      /* max_tokens */
+    IMBREX_FINISH_REASON_CONTEXT = 4,     /* the context is full */
+    IMBREX_FINISH_REASON_CANCELLED = 5,   /* cancelled, or the callback returned false */
+    IMBREX_FINISH_REASON_ERROR = 6,       /* the run failed */
+};
+
+/* "stop_string" and so on. Static storage. */
+IMBREX_API const char *imbrex_finish_reason_name(enum imbrex_finish_reason reason);
+
+/* One generated token, or the end. The end comes once, last, with finish_reason set, token_id -1
+ * and whatever text was still held back. `text` is whole UTF-8 characters that no stop string can
+ * begin any more: it may be empty, and may belong to earlier tokens. It is a view, valid during the
+ * call. */
+struct imbrex_token_event {
+    int32_t token_id;
+    const char *text;
+    size_t text_bytes;
+    enum imbrex_finish_reason finish_reason;
+};
+
+/* Returns false to end the generation. Called on the thread that runs it. */
+typedef bool imbrex_token_fn(void *user, const struct imbrex_token_event *event);
+
+/* Runs to the end on the calling thread; `callback` may be NULL. Can be called once. OK also when
+ * cancelled: the metrics tell the finish reason. INTERNAL if the logits are not finite. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_generation_run(
+    struct imbrex_generation *generation, imbrex_token_fn *callback, void *user,
+    struct imbrex_error *err);
+
+/* Asks a run to end before its next step. Any thread; async-signal-safe; also before the run. */
+IMBREX_API void imbrex_generation_cancel(struct imbrex_generation *generation);
+
+struct imbrex_generation_metrics {
+    int32_t num_prompt_tokens;
+    int32_t num_generated_tokens; /* the end token counted */
+    int64_t prefill_ns;           /* all prompt tokens, up to the first logits */
+    int64_t decode_ns;            /* from the first generated token to the end */
+    int64_t ttft_ns;              /* start of the run to the first token */
+    enum imbrex_finish_reason finish_reason;
+};
+
+/* Read by the thread that runs the generation, or after the run. */
+IMBREX_API void imbrex_generation_read_metrics(const struct imbrex_generation *generation,
+                                               struct imbrex_generation_metrics *metrics);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names and texts of the status codes, and the one place where an error struct is filled. */
+#include "base/status.h"
+
+#include <stdarg.h>
+
+#include "base/line.h"
+
+const char *imbrex_status_name(enum imbrex_status status)
+{
+    switch (status) {
+#define STATUS_NAME(name, value, text) \
+    case IMBREX_STATUS_##name:         \
+        return #name;
+        IMBREX_STATUS_LIST(STATUS_NAME)
+#undef STATUS_NAME
+    }
+    return "UNKNOWN";
+}
+
+const char *imbrex_status_text(enum imbrex_status status)
+{
+    switch (status) {
+#define STATUS_TEXT(name, value, text) \
+    case IMBREX_STATUS_##name:         \
+        return text;
+        IMBREX_STATUS_LIST(STATUS_TEXT)
+#undef STATUS_TEXT
+    }
+    return "no such status";
+}
+
+enum imbrex_status error_set(struct imbrex_error *err, enum imbrex_status status,
+                             const char *format, ...)
+{
+    if (err) {
+        va_list args;
+        va_start(args, format);
+        line_format(err->message, sizeof(err->message), format, args);
+        va_end(args);
+        err->status = status;
+    }
+    return status;
+}
+
+enum imbrex_status error_out_of_memory(struct imbrex_error *err, const char *what, size_t num_bytes)
+{
+    return error_set(err, IMBREX_STATUS_OUT_OF_MEMORY, "%s: cannot allocate %zu bytes", what,
+                     num_bytes);
+}
