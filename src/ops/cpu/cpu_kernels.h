@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of CPU kernels behind ops.h. Each entry works on [begin, end) of its op's parallel
+ * axis, named beside it, and touches no output outside of it. */
+#ifndef IMBREX_OPS_CPU_CPU_KERNELS_H
+#define IMBREX_OPS_CPU_CPU_KERNELS_H
+
+#include <stdint.h>
+
+#include "ops/ops.h"
+
+struct cpu_kernels {
+    const char *name;
+    void (*embedding)(const struct embedding_params *params, int64_t begin,
+                      int64_t end);                                                   /* tokens */
+    void (*rmsnorm)(const struct rmsnorm_params *params, int64_t begin, int64_t end); /* tokens */
+    void (*linear)(const struct linear_params *params, int64_t begin,
+                   int64_t end); /* out_features */
+    void (*rope_kv)(const struct rope_kv_params *params, int64_t begin, int64_t end); /* tokens */
+    void (*attention)(const struct attention_params *params, int64_t begin,
+                      int64_t end); /* token * num_kv_heads + kv head */
+    void (*gemm_swiglu)(const struct gemm_swiglu_params *params, int64_t begin,
+                        int64_t end); /* intermediate_size */
+};
+
+/* Fills every entry with the reference. */
+void ref_kernels_fill(struct cpu_kernels *kernels);
+/* Replaces the entries that AVX2 + FMA + F16C speed up. Present on x86-64 only; the caller has
+ * checked the CPU. */
+void avx2_kernels_fill(struct cpu_kernels *kernels);
+
+/* Reference, then everything that both the machine and the mask allow, in ascending order. */
+void cpu_kernels_select(uint32_t cpu_features, struct cpu_kernels *kernels);
+/* Bits of enum imbrex_cpu_features that this machine has (and whose registers the system saves). */
+uint32_t cpu_features_detect(void);
+
+#endif

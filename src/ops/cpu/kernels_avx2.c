@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/cpu/kernels_avx2.h"
+
+#include "ops/cpu/cpu_kernels.h"
+
+#if defined(__x86_64__)
+void avx2_kernels_fill(struct cpu_kernels *kernels)
+{
+    kernels->name = "avx2";
+    kernels->rmsnorm = avx2_rmsnorm;
+    kernels->linear = avx2_linear;
+    kernels->attention = avx2_attention;
+    kernels->gemm_swiglu = avx2_gemm_swiglu;
+}
+#endif

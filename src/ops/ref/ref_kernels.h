@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reference kernels: plain C that says what each op computes. Signatures and axes are those of
+ * struct cpu_kernels; faster kernels fall back on these where they have no code of their own. */
+#ifndef IMBREX_OPS_REF_REF_KERNELS_H
+#define IMBREX_OPS_REF_REF_KERNELS_H
+
+#include <stdint.h>
+
+#include "ops/ops.h"
+
+void ref_embedding(const struct embedding_params *params, int64_t begin, int64_t end);
+void ref_rmsnorm(const struct rmsnorm_params *params, int64_t begin, int64_t end);
+void ref_linear(const struct linear_params *params, int64_t begin, int64_t end);
+void ref_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end);
+void ref_attention(const struct attention_params *params, int64_t begin, int64_t end);
+void ref_gemm_swiglu(const struct gemm_swiglu_params *params, int64_t begin, int64_t end);
+
+/* Sum over k of a[k] * weight[row_idx, k], k in [0, row_elements). Four partial sums, k modulo 4,
+ * added as (0 + 1) + (2 + 3). */
+float ref_dot(const float *a, struct weight_view weight, int64_t row_idx, int32_t row_elements);
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stddef.h>
+
+#include "ops/ref/ref_kernels.h"
+
+void ref_linear(const struct linear_params *params, int64_t begin, int64_t end)
+{
+    for (int64_t col = begin; col < end; col++) {
+        for (int64_t token = 0; token < params->num_tokens; token++) {
+            const float *a = params->a + token * params->a_stride;
+            float sum = ref_dot(a, params->weight, col, params->in_features);
+            if (params->bias != NULL) {
+                sum += params->bias[col];
+            }
+            if (params->residual != NULL) {
+                sum += params->residual[token * params->d_stride + col];
+            }
+            params->d[token * params->d_stride + col] = sum;
+        }
+    }
+}

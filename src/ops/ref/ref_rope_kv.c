@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "ops/ref/ref_kernels.h"
+
+static void rotate_heads(float *heads, int64_t num_heads, int32_t head_dim, const float *cos_sin)
+{
+    int32_t half = head_dim / 2;
+    const float *cosines = cos_sin, *sines = cos_sin + half;
+    for (int64_t head = 0; head < num_heads; head++) {
+        float *low = heads + head * head_dim, *high = low + half;
+        for (int32_t idx = 0; idx < half; idx++) {
+            float x = low[idx], y = high[idx];
+            low[idx] = x * cosines[idx] - y * sines[idx];
+            high[idx] = y * cosines[idx] + x * sines[idx];
+        }
+    }
+}
+
+void ref_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end)
+{
+    const struct kv_view *kv = &params->kv;
+    int64_t head_dim = kv->head_dim, num_kv_heads = kv->num_kv_heads;
+    int64_t q_width = params->num_heads * head_dim, kv_width = num_kv_heads * head_dim;
+    size_t head_bytes = (size_t)head_dim * sizeof(float);
+    for (int64_t token = begin; token < end; token++) {
+        float *q = params->qkv + token * (q_width + 2 * kv_width);
+        const float *k = q + q_width, *v = k + kv_width;
+        /* q heads and k heads lie side by side. */
+        rotate_heads(q, params->num_heads + num_kv_heads, kv->head_dim,
+                     params->cos_sin + params->positions[token] * head_dim);
+
+        int32_t block_idx = params->slot_mapping[token] / kv->block_size;
+        int64_t offset = params->slot_mapping[token] % kv->block_size * head_dim;
+        for (int32_t head = 0; head < kv->num_kv_heads; head++) {
+            float *keys = kv_view_keys(kv, block_idx, params->layer_idx, head);
+            float *values = kv_view_values(kv, block_idx, params->layer_idx, head);
+            memcpy(keys + offset, k + head * head_dim, head_bytes);
+            memcpy(values + offset, v + head * head_dim, head_bytes);
+        }
+    }
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attention: batches of several sequences over scattered blocks. Blocks outside of the tables, the
+ * places behind each sequence's last position, other layers and other heads hold NaN: a kernel that
+ * reads one of them shows it. */
+#include <math.h>
+
+#include "ops/harness.h"
+
+#define NUM_LAYERS 2
+#define LAYER_IDX 1
+#define NUM_SEQS 3
+/* Measured 0.02 at most; one key of 4097 left out makes 0.3. */
+#define GLOBAL_RATIO 0.03
+#define NUM_VICTIMS 5 /* places for a non-finite value */
+
+struct attention_shape {
+    int32_t num_heads, num_kv_heads, head_dim, block_size;
+    int32_t context, num_new; /* tokens of the longest sequence; of each, how many are queries */
+    int32_t q_gap;            /* elements between two rows of q */
+};
+
+static void run_attention(struct ops *ops, void *arg, int32_t first, int32_t count)
+{
+    struct attention_params params = *(const struct attention_params *)arg;
+    params.q += first * params.q_stride;
+    params.d += (int64_t)first * params.num_heads * params.kv.head_dim;
+    params.seq_idx += first;
+    params.positions += first;
+    params.num_tokens = count;
+    ops_attention(ops, &params);
+}
+
+/* One query head of one token, in fp64. */
+static void expect_head(const struct attention_params *params, int64_t token, int32_t head,
+                        double *scores, double *expected, double *bound)
+{
+    const struct kv_view *kv = &params->kv;
+    int32_t head_dim = kv->head_dim, kv_head = head / (params->num_heads / kv->num_kv_heads);
+    const int32_t *table = params->block_tables + params->seq_idx[token] * params->max_blocks;
+    const float *q = params->q + token * params->q_stride + (int64_t)head * head_dim;
+    int32_t num_keys = params->positions[token] + 1;
+    double largest = -INFINITY, score_error = 0.0;
+    for (int32_t key = 0; key < num_keys; key++) {
+        const float *k = kv_view_keys(kv, table[key / kv->block_size], params->layer_idx, kv_head) +
+                         (int64_t)(key % kv->block_size) * head_dim;
+        double sum = 0.0, magnitude = 0.0;
+        for (int32_t dim = 0; dim < head_dim; dim++) {
+            sum += (double)q[dim] * k[dim];
+            magnitude += fabs((double)q[dim] * k[dim]);
+        }
+        scores[key] = params->scale * sum;
+        largest = fmax(largest, scores[key]);
+        if (isfinite(magnitude)) {
+            double error = (head_dim / 4.0 + 6.0) * HARNESS_UNIT * params->scale * magnitude;
+            score_error = fmax(score_error, error);
+        }
+    }
+    double total = 0.0, spread = 0.0;
+    for (int32_t dim = 0; dim < head_dim; dim++) {
+        expected[dim] = bound[dim] = 0.0;
+    }
+    for (int32_t key = 0; key < num_keys; key++) {
+        const float *v =
+            kv_view_values(kv, table[key / kv->block_size], params->layer_idx, kv_head) +
+            (int64_t)(key % kv->block_size) * head_dim;
+        double weight = exp(scores[key] - largest);
+        total += weight;
+        /* Weights below exp(-88) add nothing that fp32 could see. */
+        spread = fmax(spread, fmin(largest - scores[key], 88.0));
+        for (int32_t dim = 0; dim < head_dim; dim++) {
+            expected[dim] += weight * v[dim];
+            bound[dim] += weight * fabs((double)v[dim]);
+        }
+    }
+    /* Relative errors: of a weight, twice that of a score (its own and the largest's) plus the
+     * rounding of their difference and exp's own; of sums over the keys, one rounding a key. */
+    double relative = 2.0 * expm1(2.0 * score_error + (spread + 4.0) * HARNESS_UNIT) +
+                      (2.0 * num_keys + 8.0) * HARNESS_UNIT;
+    for (int32_t dim = 0; dim < head_dim; dim++) {
+        expected[dim] /= total;
+        bound[dim] =
+            isfinite(expected[dim]) ? relative * bound[dim] / total + num_keys * 0x1p-126 : 0.0;
+    }
+}
+
+static void fill_blocks(struct harness *harness, const struct attention_shape *shape,
+                        const struct kv_view *kv, const int32_t *table, int32_t num_tokens,
+                        double k_scale)
+{
+    for (int32_t position = 0; position < num_tokens; position++) {
+        for (int32_t head = 0; head < shape->num_kv_heads; head++) {
+            int32_t block_idx = table[position / shape->block_size];
+            int64_t offset = (int64_t)(position % shape->block_size) * shape->head_dim;
+            harness_fill(harness, kv_view_keys(kv, block_idx, LAYER_IDX, head) + offset, 1,
+                         shape->head_dim, shape->head_dim, k_scale);
+            harness_fill(harness, kv_view_values(kv, block_idx, LAYER_IDX, head) + offset, 1,
+                         shape->head_dim, shape->head_dim, 1.0);
+        }
+    }
+}
+
+struct attention_case {
+    struct attention_params params;
+    struct check_plan plan;
+    float *q; /* still writable until finish_case */
+    float *cache;
+    int32_t context[NUM_SEQS];
+};
+
+static void build_case(struct harness *harness, struct attention_shape shape, int32_t num_seqs,
+                       double k_scale, struct attention_case *attention)
+{
+    int32_t max_blocks = (shape.context + shape.block_size - 1) / shape.block_size + 1;
+    int32_t num_blocks = num_seqs * max_blocks + 2;
+    size_t plane_elements =
+        (size_t)shape.num_kv_heads * (size_t)shape.block_size * (size_t)shape.head_dim;
+    size_t block_bytes = (NUM_LAYERS * 2 * plane_elements + 5) * sizeof(float);
+    int64_t num_cached = (int64_t)((size_t)num_blocks * block_bytes / sizeof(float));
+    float *cache = harness_place(harness, (size_t)num_blocks * block_bytes, 0);
+    for (int64_t idx = 0; idx < num_cached; idx++) {
+        cache[idx] = NAN;
+    }
+    struct kv_view kv = {.blocks = (unsigned char *)cache,
+                         .block_bytes = block_bytes,
+                         .num_layers = NUM_LAYERS,
+                         .num_kv_heads = shape.num_kv_heads,
+                         .block_size = shape.block_size,
+                         .head_dim = shape.head_dim};
+    int32_t *tables = harness_place(harness, (size_t)(num_seqs * max_blocks) * sizeof(int32_t), 0);
+    int32_t num_tokens = 0;
+    for (int32_t seq = 0; seq < num_seqs; seq++) {
+        /* The last block of the cache is used, block 0 is not; neighbours are far apart. */
+        for (int32_t idx = 0; idx < max_blocks; idx++) {
+            int32_t place = idx * num_seqs + seq;
+            tables[seq * max_blocks + idx] = num_blocks - 1 - place;
+        }
+        int32_t context = shape.context - seq * (shape.context / 3);
+        attention->context[seq] = context;
+        num_tokens += context < shape.num_new ? context : shape.num_new;
+        fill_blocks(harness, &shape, &kv, tables + seq * max_blocks, context, k_scale);
+    }
+    int64_t width = (int64_t)shape.num_heads * shape.head_dim, q_stride = width + shape.q_gap;
+    size_t q_elements = (size_t)((num_tokens - 1) * q_stride + width);
+    float *q = harness_place(harness, q_elements * sizeof(float), 0);
+    float *d = harness_place(harness, (size_t)(num_tokens * width) * sizeof(float), 0);
+    int32_t *seq_idx = harness_place(harness, (size_t)num_tokens * sizeof(int32_t), 0);
+    int32_t *positions = harness_place(harness, (size_t)num_tokens * sizeof(int32_t), 0);
+    harness_fill(harness, q, num_tokens, width, q_stride, 1.0);
+    int32_t token = 0;
+    for (int32_t seq = 0; seq < num_seqs; seq++) {
+        int32_t context = attention->context[seq];
+        int32_t num_new = context < shape.num_new ? context : shape.num_new;
+        for (int32_t idx = 0; idx < num_new; idx++, token++) {
+            seq_idx[token] = seq;
+            positions[token] = context - num_new + idx;
+        }
+    }
+    harness_seal(harness, tables);
+    harness_seal(harness, seq_idx);
+    harness_seal(harness, positions);
+    attention->q = q;
+    attention->cache = cache;
+    attention->params = (struct attention_params){.q = q,
+                                                  .d = d,
+                                                  .kv = kv,
+                                                  .block_tables = tables,
+                                                  .seq_idx = seq_idx,
+                                                  .positions = positions,
+                                                  .q_stride = q_stride,
+                                                  .layer_idx = LAYER_IDX,
+                                                  .num_tokens = num_tokens,
+                                                  .num_heads = shape.num_heads,
+                                                  .max_blocks = max_blocks,
+                                                  .scale = 1.0f / sqrtf((float)shape.head_dim)};
+}
+
+/* Computes what must come out, of every token_step-th token, and seals the inputs. */
+static void finish_case(struct harness *harness, struct attention_case *attention,
+                        int32_t token_step, double global_ratio)
+{
+    const struct attention_params *params = &attention->params;
+    int64_t width = (int64_t)params->num_heads * params->kv.head_dim;
+    int64_t num_outputs = params->num_tokens * width;
+    double *expected = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
+    double *bound = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
+    double *scores = harness_alloc(
+        harness, (size_t)params->max_blocks * (size_t)params->kv.block_size, sizeof(double));
+    for (int64_t token = 0; token < params->num_tokens; token++) {
+        for (int32_t head = 0; head < params->num_heads; head++) {
+            int64_t idx = token * width + (int64_t)head * params->kv.head_dim;
+            if (token % token_step == 0 || token + 1 == params->num_tokens) {
+                expect_head(params, token, head, scores, expected + idx, bound + idx);
+                continue;
+            }
+            for (int32_t dim = 0; dim < params->kv.head_dim; dim++) {
+                bound[idx + dim] = INFINITY;
+            }
+        }
+    }
+    harness_seal(harness, attention->q);
+    harness_seal(harness, attention->cache);
+    attention->plan = (struct check_plan){.run = run_attention,
+                                          .arg = &attention->params,
+                                          .num_rows = params->num_tokens,
+                                          .num_outputs = 1,
+                                          .outputs = {{.at = params->d,
+                                                       .num_rows = params->num_tokens,
+                                                       .width = width,
+                                                       .stride = width,
+                                                       .expected = expected,
+                                                       .bound = bound,
+                                                       .global_ratio = global_ratio}}};
+}
+
+static void name_case(struct harness *harness, const struct attention_shape *shape)
+{
+    harness_case(harness, "%d/%d heads of %d, blocks of %d, context %d, %d new",
+                 (int)shape->num_heads, (int)shape->num_kv_heads, (int)shape->head_dim,
+                 (int)shape->block_size, (int)shape->context, (int)shape->num_new);
+}
+
+static void check_shape(struct harness *harness, struct attention_shape shape, double k_scale)
+{
+    for (int placement = 0; placement < PLACEMENT_COUNT; placement++) {
+        struct attention_case attention;
+        name_case(harness, &shape);
+        harness_set_placement(harness, (enum placement)placement);
+        build_case(harness, shape, NUM_SEQS, k_scale, &attention);
+        finish_case(harness, &attention, 1, GLOBAL_RATIO);
+        harness_check(harness, &attention.plan);
+        harness_end_case(harness);
+    }
+}
+
+/* One key of a sequence is infinite or NaN, or every score is -inf: what IEEE arithmetic makes of
+ * softmax; the other sequences are untouched. */
+static void check_non_finite(struct harness *harness)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    struct attention_shape shape = {4, 2, 32, 16, 37, 5, 0};
+    harness_group(harness, "attention, non-finite keys, queries and values");
+    for (size_t idx = 0; idx < NUM_VICTIMS * sizeof(bad) / sizeof(bad[0]); idx++) {
+        struct attention_case attention;
+        float value = bad[idx / NUM_VICTIMS];
+        name_case(harness, &shape);
+        harness_set_placement(harness, PLACEMENT_END);
+        build_case(harness, shape, NUM_SEQS, 1.0, &attention);
+        const struct attention_params *params = &attention.params;
+        const struct kv_view *kv = &params->kv;
+        /* Position 20 of sequence 0, kv head 1; q of its tokens is positive in that place. */
+        int32_t block_idx = params->block_tables[20 / shape.block_size];
+        int64_t offset = (int64_t)(20 % shape.block_size) * shape.head_dim + 3;
+        for (int32_t row = 0; row < params->num_tokens * shape.num_heads; row++) {
+            float *q = attention.q + (int64_t)row * shape.head_dim + 3;
+            *q = fabsf(*q) + 0.5f;
+        }
+        switch (idx % NUM_VICTIMS) {
+        case 0:
+            kv_view_keys(kv, block_idx, LAYER_IDX, 1)[offset] = value;
+            break;
+        case 1:
+            kv_view_values(kv, block_idx, LAYER_IDX, 1)[offset] = value;
+            break;
+        case 2:
+            attention.q[params->q_stride + 2 * shape.head_dim + 3] = value;
+            break;
+        default: { /* every key of the sequence, or the first 20: scores of -inf weigh nothing */
+            int32_t num_bad = idx % NUM_VICTIMS == 3 ? attention.context[0] : 20;
+            for (int32_t position = 0; position < num_bad; position++) {
+                int32_t block = params->block_tables[position / shape.block_size];
+                float *keys = kv_view_keys(kv, block, LAYER_IDX, 1);
+                keys[(int64_t)(position % shape.block_size) * shape.head_dim + 3] = value;
+            }
+            break;
+        }
+        }
+        finish_case(harness, &attention, 1, 0.0);
+        harness_check(harness, &attention.plan);
+        harness_end_case(harness);
+    }
+}
+
+static void checks(struct harness *harness)
+{
+    static const struct attention_shape shapes[] = {
+        {1, 1, 2, 1, 1, 1, 0},     {2, 1, 8, 16, 7, 7, 3},     {8, 4, 8, 16, 65, 9, 0},
+        {4, 2, 32, 4, 63, 7, 8},   {14, 2, 64, 16, 65, 9, 7},  {14, 2, 64, 16, 1, 1, 0},
+        {5, 5, 80, 16, 50, 5, 1},  {4, 1, 128, 32, 100, 4, 0}, {3, 1, 6, 7, 40, 40, 2},
+        {16, 1, 20, 16, 33, 3, 0}, {2, 2, 64, 100, 130, 4, 0}, {2, 1, 256, 16, 20, 3, 0},
+        {2, 1, 320, 16, 20, 3, 0}, {1, 1, 8, 16, 4097, 2, 0},
+    };
+    size_t num_shapes = sizeof(shapes) / sizeof(shapes[0]);
+    harness_group(harness, "attention, normal scores");
+    for (size_t idx = 0; idx < num_shapes; idx++) {
+        check_shape(harness, shapes[idx], 1.0);
+    }
+    /* Scores up to some hundreds: most weights vanish, the largest score changes often. */
+    harness_group(harness, "attention, scores far apart");
+    for (size_t idx = 0; idx < num_shapes; idx++) {
+        check_shape(harness, shapes[idx], 50.0);
+    }
+    harness_group(harness, "attention, denormal keys");
+    for (size_t idx = 0; idx < 6; idx++) {
+        check_shape(harness, shapes[idx], 1e-40);
+    }
+    harness_group(harness, "attention Qwen2.5-0.5B, context 600");
+    check_shape(harness, (struct attention_shape){14, 2, 64, 16, 600, 6, 256}, 1.0);
+    check_non_finite(harness);
+}
+
+static void benches(struct harness *harness)
+{
+    static const struct attention_shape shapes[] = {
+        {14, 2, 64, 16, 512, 1, 256},   {14, 2, 64, 16, 4096, 1, 256},
+        {14, 2, 64, 16, 128, 128, 256}, {14, 2, 64, 16, 1024, 128, 256},
+        {32, 8, 128, 16, 1024, 32, 0},
+    };
+    for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
+        struct attention_case attention;
+        struct attention_shape shape = shapes[idx];
+        build_case(harness, shape, 1, 1.0, &attention);
+        harness_case(harness, "attention %d/%d x %d, %d keys, %d new", (int)shape.num_heads,
+                     (int)shape.num_kv_heads, (int)shape.head_dim, (int)shape.context,
+                     (int)shape.num_new);
+        finish_case(harness, &attention, 17, 0.0);
+        attention.plan.whole_only = true;
+        harness_check(harness, &attention.plan);
+        double num_keys = 0.0;
+        for (int32_t token = 0; token < attention.params.num_tokens; token++) {
+            num_keys += attention.params.positions[token] + 1.0;
+        }
+        harness_bench(harness, &attention.plan, NULL,
+                      num_keys * 4.0 * shape.num_heads * shape.head_dim,
+                      num_keys * 8.0 * shape.num_kv_heads * shape.head_dim);
+        harness_end_case(harness);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return harness_main(argc, argv, checks, benches);
+}

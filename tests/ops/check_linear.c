@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* linear: tails in every dimension, row gaps, bias, residual (also in place), all dtypes at odd
+ * addresses, several linears in one call, non-finite inputs, layers of Qwen2.5-0.5B. */
+#include <math.h>
+#include <stdio.h>
+
+#include "ops/harness.h"
+
+#define MAX_LINEARS 3
+
+struct linear_shape {
+    int32_t num_tokens, in_features, out_features;
+};
+
+struct linear_case {
+    struct linear_params params[MAX_LINEARS];
+    int32_t num_linears;
+    /* Bench: copies of the weights to rotate through, so that they come from memory. */
+    const unsigned char *weight_copies;
+    size_t copy_bytes;
+    int32_t num_copies, copy_idx;
+};
+
+enum extras { EXTRA_NONE, EXTRA_BIAS, EXTRA_RESIDUAL, EXTRA_BOTH, EXTRA_IN_PLACE, EXTRA_COUNT };
+
+static void run_linear(struct ops *ops, void *arg, int32_t first, int32_t count)
+{
+    const struct linear_case *linear = arg;
+    struct linear_params params[MAX_LINEARS];
+    for (int32_t idx = 0; idx < linear->num_linears; idx++) {
+        params[idx] = linear->params[idx];
+        params[idx].a += first * params[idx].a_stride;
+        params[idx].d += first * params[idx].d_stride;
+        if (params[idx].residual != NULL) {
+            params[idx].residual += first * params[idx].d_stride;
+        }
+        params[idx].num_tokens = count;
+    }
+    ops_linear(ops, params, linear->num_linears);
+}
+
+/* What one linear must give. Four partial sums or more: each term is rounded at most K / 4 + 3
+ * times, its product once; bias and residual add two. row_step > 1 leaves rows out. */
+static void expect_linear(struct harness *harness, const struct linear_params *params,
+                          const float *residual, int64_t residual_stride, int32_t row_step,
+                          struct check_output *output)
+{
+    int64_t num_outputs = (int64_t)params->num_tokens * params->out_features;
+    double *expected = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
+    double *bound = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
+    double *row = harness_alloc(harness, (size_t)params->in_features, sizeof(double));
+    double max_roundings = params->in_features / 4.0 + 8.0;
+    for (int64_t col = 0; col < params->out_features; col++) {
+        for (int64_t k = 0; k < params->in_features; k++) {
+            row[k] = harness_weight(params->weight.elements, params->weight.dtype,
+                                    col * params->in_features + k);
+        }
+        for (int64_t token = 0; token < params->num_tokens; token++) {
+            int64_t idx = token * params->out_features + col;
+            if (token % row_step != 0 && token + 1 != params->num_tokens) {
+                bound[idx] = INFINITY;
+                continue;
+            }
+            const float *a = params->a + token * params->a_stride;
+            double sum = 0.0, magnitude = 0.0;
+            for (int64_t k = 0; k < params->in_features; k++) {
+                sum += a[k] * row[k];
+                magnitude += fabs(a[k] * row[k]);
+            }
+            double bias = params->bias == NULL ? 0.0 : params->bias[col];
+            double added = residual == NULL ? 0.0 : residual[token * residual_stride + col];
+            expected[idx] = sum + bias + added;
+            magnitude += fabs(bias) + fabs(added);
+            /* A subnormal product is off by half of 2^-149. */
+            bound[idx] = max_roundings * HARNESS_UNIT * magnitude + params->in_features * 0x1p-150;
+            if (!isfinite(expected[idx])) {
+                bound[idx] = 0.0;
+            }
+        }
+    }
+    *output = (struct check_output){.at = params->d,
+                                    .num_rows = params->num_tokens,
+                                    .width = params->out_features,
+                                    .stride = params->d_stride,
+                                    .expected = expected,
+                                    .bound = bound,
+                                    /* Roundings are random: on the average far below the sum. */
+                                    .global_ratio = 4.0 / max_roundings};
+}
+
+static double weight_scale(enum input_kind kind)
+{
+    return kind == INPUT_LARGE ? 1e3 : 1.0;
+}
+
+static void fill_case(struct harness *harness, struct linear_shape shape, enum dtype dtype,
+                      enum input_kind kind, enum extras extras, int32_t gap, size_t shift,
+                      struct linear_case *linear, struct check_plan *plan)
+{
+    int64_t m = shape.num_tokens, k = shape.in_features, n = shape.out_features;
+    struct linear_params *params = &linear->params[0];
+    *params = (struct linear_params){.a_stride = k + gap,
+                                     .d_stride = n + gap,
+                                     .num_tokens = shape.num_tokens,
+                                     .in_features = shape.in_features,
+                                     .out_features = shape.out_features};
+    linear->num_linears = 1;
+    size_t a_elements = (size_t)((m - 1) * params->a_stride + k);
+    size_t d_elements = (size_t)((m - 1) * params->d_stride + n);
+    float *a = harness_place(harness, a_elements * sizeof(float), 0);
+    void *weight = harness_place(harness, (size_t)(n * k) * dtype_bytes(dtype), shift);
+    params->d = harness_place(harness, d_elements * sizeof(float), 0);
+    harness_fill(harness, a, m, k, params->a_stride, input_kind_scale(kind));
+    harness_fill_weights(harness, weight, dtype, n * k, weight_scale(kind));
+    params->a = a;
+    params->weight = (struct weight_view){weight, dtype};
+    if (extras == EXTRA_BIAS || extras == EXTRA_BOTH) {
+        float *bias = harness_place(harness, (size_t)n * sizeof(float), 0);
+        harness_fill(harness, bias, 1, n, n, input_kind_scale(kind));
+        harness_seal(harness, bias);
+        params->bias = bias;
+    }
+    float *residual = NULL;
+    if (extras == EXTRA_RESIDUAL || extras == EXTRA_BOTH) {
+        residual = harness_place(harness, d_elements * sizeof(float), 0);
+        harness_fill(harness, residual, m, n, params->d_stride, input_kind_scale(kind));
+        harness_seal(harness, residual);
+        params->residual = residual;
+    }
+    float *initial = NULL;
+    if (extras == EXTRA_IN_PLACE) {
+        initial = harness_alloc(harness, (size_t)(m * n), sizeof(float));
+        harness_fill(harness, initial, m, n, n, input_kind_scale(kind));
+        params->residual = params->d;
+    }
+    harness_seal(harness, a);
+    harness_seal(harness, weight);
+    *plan = (struct check_plan){
+        .run = run_linear, .arg = linear, .num_rows = shape.num_tokens, .num_outputs = 1};
+    expect_linear(harness, params, initial != NULL ? initial : residual,
+                  initial != NULL ? n : params->d_stride, 1, &plan->outputs[0]);
+    plan->outputs[0].initial = initial;
+    if (kind == INPUT_DENORMAL) {
+        plan->outputs[0].global_ratio = 0.0; /* errors are half units of 2^-149, not relative */
+    }
+}
+
+static void check_shapes(struct harness *harness, const char *group,
+                         const struct linear_shape *shapes, size_t num_shapes, enum input_kind kind)
+{
+    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        harness_group(harness, "linear %s %s, %s", dtype_name((enum dtype)dtype), group,
+                      input_kind_name(kind));
+        for (size_t idx = 0; idx < num_shapes; idx++) {
+            for (int placement = 0; placement < PLACEMENT_COUNT; placement++) {
+                enum extras extras = (enum extras)((idx + (size_t)dtype) % EXTRA_COUNT);
+                int32_t gap = (int32_t)(idx % 3) * 5;
+                size_t shift = (idx + (size_t)placement) % 4;
+                struct linear_case linear = {0};
+                struct check_plan plan;
+                harness_case(harness, "%dx%dx%d, extras %d, gap %d, shift %zu, placement %d",
+                             (int)shapes[idx].num_tokens, (int)shapes[idx].in_features,
+                             (int)shapes[idx].out_features, (int)extras, (int)gap, shift,
+                             placement);
+                harness_set_placement(harness, (enum placement)placement);
+                fill_case(harness, shapes[idx], (enum dtype)dtype, kind, extras, gap, shift,
+                          &linear, &plan);
+                harness_check(harness, &plan);
+                harness_end_case(harness);
+            }
+        }
+    }
+}
+
+/* q, k and v: different widths and dtypes, one destination row. */
+static void check_several(struct harness *harness)
+{
+    static const struct linear_shape shapes[] = {{1, 64, 9}, {5, 172, 64}, {7, 65, 33}};
+    harness_group(harness, "linear, three in one call");
+    for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
+        int32_t m = shapes[idx].num_tokens, k = shapes[idx].in_features;
+        int32_t widths[MAX_LINEARS] = {shapes[idx].out_features, 7, 11};
+        int32_t d_stride = widths[0] + widths[1] + widths[2];
+        struct linear_case linear = {.num_linears = MAX_LINEARS};
+        struct check_plan plan = {
+            .run = run_linear, .arg = &linear, .num_rows = m, .num_outputs = MAX_LINEARS};
+        harness_case(harness, "%dx%dx(%d + 7 + 11)", (int)m, (int)k, (int)widths[0]);
+        harness_set_placement(harness, PLACEMENT_END);
+        float *a = harness_place(harness, (size_t)(m * k) * sizeof(float), 0);
+        float *d = harness_place(harness, (size_t)(m * d_stride) * sizeof(float), 0);
+        harness_fill(harness, a, m, k, k, 1.0);
+        harness_seal(harness, a);
+        for (int32_t part = 0; part < MAX_LINEARS; part++) {
+            enum dtype dtype = (enum dtype)(part % DTYPE_COUNT);
+            size_t num_weights = (size_t)widths[part] * (size_t)k;
+            void *weight = harness_place(harness, num_weights * dtype_bytes(dtype), (size_t)part);
+            harness_fill_weights(harness, weight, dtype, (int64_t)num_weights, 1.0);
+            harness_seal(harness, weight);
+            linear.params[part] = (struct linear_params){.a = a,
+                                                         .weight = {weight, dtype},
+                                                         .d = d,
+                                                         .a_stride = k,
+                                                         .d_stride = d_stride,
+                                                         .num_tokens = m,
+                                                         .in_features = k,
+                                                         .out_features = widths[part]};
+            expect_linear(harness, &linear.params[part], NULL, 0, 1, &plan.outputs[part]);
+            d += widths[part];
+        }
+        harness_check(harness, &plan);
+        harness_end_case(harness);
+    }
+}
+
+/* An infinite or NaN activation reaches its own row only, a NaN weight its own column. */
+static void check_non_finite(struct harness *harness)
+{
+    static const struct linear_shape shapes[] = {{7, 8, 12}, {5, 19, 9}, {6, 5, 8}};
+    harness_group(harness, "linear, non-finite inputs");
+    for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]) * DTYPE_COUNT; idx++) {
+        struct linear_shape shape = shapes[idx / DTYPE_COUNT];
+        enum dtype dtype = (enum dtype)(idx % DTYPE_COUNT);
+        int32_t m = shape.num_tokens, k = shape.in_features, n = shape.out_features;
+        struct linear_case linear = {.num_linears = 1};
+        struct check_plan plan = {
+            .run = run_linear, .arg = &linear, .num_rows = m, .num_outputs = 1};
+        harness_case(harness, "%dx%dx%d %s", (int)m, (int)k, (int)n, dtype_name(dtype));
+        harness_set_placement(harness, PLACEMENT_END);
+        float *a = harness_place(harness, (size_t)(m * k) * sizeof(float), 0);
+        void *weight = harness_place(harness, (size_t)(n * k) * dtype_bytes(dtype), 0);
+        float *d = harness_place(harness, (size_t)(m * n) * sizeof(float), 0);
+        harness_fill(harness, a, m, k, k, 1.0);
+        harness_fill_weights(harness, weight, dtype, n * k, 1.0);
+        a[1 * k + k - 1] = INFINITY;
+        a[2 * k] = NAN;
+        a[3 * k] = INFINITY;
+        a[3 * k + 1] = -INFINITY;
+        harness_store_weight(weight, dtype, 4 * k + k - 1, NAN);
+        harness_store_weight(weight, dtype, 5 * k, -INFINITY);
+        harness_store_weight(weight, dtype, 6 * k + k - 1, 0.0); /* inf * 0 */
+        harness_seal(harness, a);
+        harness_seal(harness, weight);
+        linear.params[0] = (struct linear_params){.a = a,
+                                                  .weight = {weight, dtype},
+                                                  .d = d,
+                                                  .a_stride = k,
+                                                  .d_stride = n,
+                                                  .num_tokens = m,
+                                                  .in_features = k,
+                                                  .out_features = n};
+        expect_linear(harness, &linear.params[0], NULL, 0, 1, &plan.outputs[0]);
+        harness_check(harness, &plan);
+        harness_end_case(harness);
+    }
+}
+
+static void checks(struct harness *harness)
+{
+    static const struct linear_shape tails[] = {
+        {1, 1, 1},    {1, 7, 63},  {2, 8, 65},   {3, 63, 7},   {4, 65, 8},
+        {5, 172, 64}, {6, 64, 3},  {7, 100, 17}, {8, 9, 33},   {13, 31, 66},
+        {65, 65, 63}, {63, 15, 9}, {1, 4097, 7}, {7, 4097, 5}, {6, 7, 4097},
+    };
+    static const struct linear_shape layers[] = {
+        {1, 896, 896}, {7, 896, 128}, {1, 896, 4864}, {2, 4864, 896}, {12, 896, 152},
+    };
+    size_t num_tails = sizeof(tails) / sizeof(tails[0]);
+    for (int kind = 0; kind < INPUT_KIND_COUNT; kind++) {
+        check_shapes(harness, "tails", tails, num_tails, (enum input_kind)kind);
+    }
+    check_shapes(harness, "Qwen2.5-0.5B", layers, sizeof(layers) / sizeof(layers[0]), INPUT_NORMAL);
+    check_several(harness);
+    check_non_finite(harness);
+}
+
+static void rotate_weights(void *arg)
+{
+    struct linear_case *linear = arg;
+    linear->copy_idx = (linear->copy_idx + 1) % linear->num_copies;
+    linear->params[0].weight.elements =
+        linear->weight_copies + (size_t)linear->copy_idx * linear->copy_bytes;
+}
+
+/* More than the last-level cache of most machines. */
+#define ROTATED_BYTES ((size_t)192 << 20)
+
+static void bench_shape(struct harness *harness, struct linear_shape shape, enum dtype dtype,
+                        bool fast_only)
+{
+    int64_t m = shape.num_tokens, k = shape.in_features, n = shape.out_features;
+    size_t weight_bytes = (size_t)(n * k) * dtype_bytes(dtype);
+    struct linear_case linear = {.num_linears = 1, .copy_bytes = (weight_bytes + 63) / 64 * 64};
+    linear.num_copies = shape.num_tokens > 16 ? 1 : (int32_t)(ROTATED_BYTES / weight_bytes) + 1;
+    harness_case(harness, "linear %s %dx%dx%d", dtype_name(dtype), (int)m, (int)k, (int)n);
+    float *a = harness_place(harness, (size_t)(m * k) * sizeof(float), 0);
+    float *d = harness_place(harness, (size_t)(m * n) * sizeof(float), 0);
+    unsigned char *weights = harness_alloc(harness, (size_t)linear.num_copies, linear.copy_bytes);
+    harness_fill(harness, a, m, k, k, 1.0);
+    for (int32_t copy = 0; copy < linear.num_copies; copy++) {
+        unsigned char *at = weights + (size_t)copy * linear.copy_bytes;
+        if (copy == 0) {
+            harness_fill_weights(harness, at, dtype, n * k, 1.0);
+        } else {
+            for (size_t idx = 0; idx < weight_bytes; idx++) {
+                at[idx] = weights[idx];
+            }
+        }
+    }
+    linear.weight_copies = weights;
+    linear.params[0] = (struct linear_params){.a = a,
+                                              .weight = {weights, dtype},
+                                              .d = d,
+                                              .a_stride = k,
+                                              .d_stride = n,
+                                              .num_tokens = shape.num_tokens,
+                                              .in_features = shape.in_features,
+                                              .out_features = shape.out_features};
+    struct check_plan plan = {.run = run_linear,
+                              .arg = &linear,
+                              .num_rows = shape.num_tokens,
+                              .num_outputs = 1,
+                              .fast_only = fast_only,
+                              .whole_only = !fast_only};
+    expect_linear(harness, &linear.params[0], NULL, 0, 37, &plan.outputs[0]);
+    harness_check(harness, &plan);
+    harness_bench(harness, &plan, rotate_weights, 2.0 * (double)(m * n * k),
+                  (double)weight_bytes + 4.0 * (double)(m * k + m * n));
+    harness_end_case(harness);
+}
+
+static void benches(struct harness *harness)
+{
+    static const struct linear_shape decode[] = {
+        {1, 896, 896}, {1, 896, 9728}, {1, 4864, 896}, {4, 896, 9728}};
+    static const struct linear_shape prefill[] = {
+        {128, 896, 896}, {128, 4864, 896}, {512, 896, 9728}, {512, 4864, 896}};
+    for (size_t idx = 0; idx < sizeof(decode) / sizeof(decode[0]); idx++) {
+        bench_shape(harness, decode[idx], DTYPE_BF16, false);
+    }
+    bench_shape(harness, decode[1], DTYPE_F16, false);
+    bench_shape(harness, decode[1], DTYPE_F32, false);
+    bench_shape(harness, (struct linear_shape){16, 896, 896}, DTYPE_BF16, false);
+    for (size_t idx = 0; idx < sizeof(prefill) / sizeof(prefill[0]); idx++) {
+        bench_shape(harness, prefill[idx], DTYPE_BF16, true);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return harness_main(argc, argv, checks, benches);
+}
