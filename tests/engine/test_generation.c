@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Generations on the built-in model: how they begin and every way they end. */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "tests/test.h"
+
+#define BOS 1
+
+struct fixture {
+    struct imbrex_model *model;
+    struct imbrex_engine *engine;
+};
+
+static int set_up(void **state)
+{
+    static struct fixture fixture;
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.context_size = 100;
+    options.max_step_tokens = 16;
+    options.num_threads = 2;
+    *state = &fixture;
+    return imbrex_model_open(NULL, NULL, &fixture.model, NULL) != IMBREX_STATUS_OK ||
+           imbrex_engine_create(fixture.model, &options, &fixture.engine, NULL) != IMBREX_STATUS_OK;
+}
+
+static int tear_down(void **state)
+{
+    struct fixture *fixture = *state;
+    imbrex_engine_destroy(fixture->engine);
+    imbrex_model_close(fixture->model);
+    return 0;
+}
+
+struct record {
+    struct imbrex_generation *generation;
+    struct imbrex_engine *engine;
+    int32_t token_ids[512];
+    int32_t num_tokens;
+    int32_t num_ends;
+    int32_t stop_after;   /* returns false at this token; 0: never */
+    int32_t cancel_after; /* cancels at this token; 0: never */
+    enum imbrex_finish_reason reason;
+    char text[4096];
+    size_t num_bytes;
+};
+
+static bool on_token(void *user, const struct imbrex_token_event *event)
+{
+    struct record *record = user;
+    assert_int_equal(record->num_ends, 0);
+    assert_true(record->num_bytes + event->text_bytes < sizeof(record->text));
+    memcpy(record->text + record->num_bytes, event->text, event->text_bytes);
+    record->num_bytes += event->text_bytes;
+    if (event->finish_reason != IMBREX_FINISH_REASON_NONE) {
+        assert_int_equal(event->token_id, -1);
+        record->num_ends++;
+        record->reason = event->finish_reason;
+        return true;
+    }
+    record->token_ids[record->num_tokens++] = event->token_id;
+    if (record->num_tokens == record->cancel_after) {
+        imbrex_generation_cancel(record->generation);
+    }
+    return record->num_tokens != record->stop_after;
+}
+
+static struct imbrex_generation_options from_bos(const struct fixture *fixture)
+{
+    static const int32_t bos = BOS;
+    struct imbrex_generation_options options = imbrex_generation_options_default(fixture->model);
+    options.prompt_ids = &bos;
+    options.num_prompt_ids = 1;
+    return options;
+}
+
+/* Runs to the end; checks that there is one end, that the metrics agree and all blocks are back. */
+static void run(struct fixture *fixture, const struct imbrex_generation_options *options,
+                struct record *record)
+{
+    struct imbrex_error err;
+    struct imbrex_generation_metrics metrics;
+    if (imbrex_generation_create(fixture->engine, options, &record->generation, &err) !=
+        IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    if (imbrex_generation_run(record->generation, on_token, record, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    imbrex_generation_read_metrics(record->generation, &metrics);
+    assert_int_equal(record->num_ends, 1);
+    assert_int_equal(metrics.finish_reason, record->reason);
+    assert_int_equal(metrics.num_generated_tokens, record->num_tokens);
+    assert_int_equal(metrics.num_prompt_tokens, options->num_prompt_ids);
+    assert_true(metrics.ttft_ns >= metrics.prefill_ns);
+    assert_int_equal(fixture->engine->kv_pool.num_free, fixture->engine->kv_pool.num_blocks);
+    assert_true(kv_pool_check(&fixture->engine->kv_pool));
+    imbrex_generation_destroy(record->generation);
+    record->text[record->num_bytes] = '\0';
+}
+
+/* Catches: a limit that is off by one. */
+static void test_max_tokens(void **state)
+{
+    for (int32_t max_tokens = 1; max_tokens < 4; max_tokens++) {
+        struct record record = {0};
+        struct imbrex_generation_options options = from_bos(*state);
+        options.max_tokens = max_tokens;
+        run(*state, &options, &record);
+        assert_int_equal(record.reason, IMBREX_FINISH_REASON_LENGTH);
+        assert_int_equal(record.num_tokens, max_tokens);
+    }
+}
+
+/* Catches: a step beyond the context (a write outside the KV cache), or an end too early: prompt
+ * and continuation together fill it exactly. */
+static void test_context_full(void **state)
+{
+    int32_t prompt[99];
+    for (int32_t i = 0; i < 99; i++) {
+        prompt[i] = i == 0 ? BOS : 400 + i % 7;
+    }
+    for (int32_t num_prompt_ids = 97; num_prompt_ids <= 99; num_prompt_ids++) {
+        struct record record = {0};
+        struct imbrex_generation_options options = from_bos(*state);
+        options.prompt_ids = prompt;
+        options.num_prompt_ids = num_prompt_ids;
+        options.ignore_eos = true;
+        run(*state, &options, &record);
+        assert_int_equal(record.reason, IMBREX_FINISH_REASON_CONTEXT);
+        assert_int_equal(record.num_tokens, 100 - num_prompt_ids);
+    }
+}
+
+/* Catches: a prompt that is cut silently, and an error that does not name both numbers. */
+static void test_prompt_too_long(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_error err;
+    struct imbrex_generation *generation = NULL;
+    struct imbrex_generation_options options = from_bos(fixture);
+    int32_t prompt[100] = {BOS};
+    options.prompt_ids = prompt;
+    options.num_prompt_ids = 100;
+    assert_int_equal(imbrex_generation_create(fixture->engine, &options, &generation, &err),
+                     IMBREX_STATUS_CAPACITY);
+    assert_null(generation);
+    assert_non_null(strstr(err.message, "at most 99 tokens"));
+    assert_non_null(strstr(err.message, "found 100"));
+}
+
+/* Catches: options outside their documented range that are taken, NaN above all. */
+static void test_refused_options(void **state)
+{
+    struct fixture *fixture = *state;
+    const int32_t beyond_vocab[] = {BOS, 512};
+    const int32_t negative[] = {BOS, -1};
+    for (int32_t i = 0; i < 14; i++) {
+        struct imbrex_error err = {0};
+        struct imbrex_generation *generation = NULL;
+        struct imbrex_generation_options options = from_bos(fixture);
+        const char *field = "";
+        switch (i) {
+        case 0:
+            options.temperature = -0.1f;
+            field = "temperature";
+            break;
+        case 1:
+            options.temperature = NAN;
+            field = "temperature";
+            break;
+        case 2:
+            options.temperature = INFINITY;
+            field = "temperature";
+            break;
+        case 3:
+            options.top_k = -1;
+            field = "top_k";
+            break;
+        case 4:
+            options.top_p = 0.0f;
+            field = "top_p";
+            break;
+        case 5:
+            options.top_p = 1.01f;
+            field = "top_p";
+            break;
+        case 6:
+            options.top_p = NAN;
+            field = "top_p";
+            break;
+        case 7:
+            options.min_p = 1.0f;
+            field = "min_p";
+            break;
+        case 8:
+            options.min_p = NAN;
+            field = "min_p";
+            break;
+        case 9:
+            options.repetition_penalty = 0.0f;
+            field = "repetition_penalty";
+            break;
+        case 10:
+            options.repetition_penalty = NAN;
+            field = "repetition_penalty";
+            break;
+        case 11:
+            options.max_tokens = -1;
+            field = "max_tokens";
+            break;
+        case 12:
+            options.prompt_ids = beyond_vocab;
+            options.num_prompt_ids = 2;
+            field = "prompt_ids[1]";
+            break;
+        default:
+            options.prompt_ids = negative;
+            options.num_prompt_ids = 2;
+            field = "prompt_ids[1]";
+            break;
+        }
+        assert_int_equal(imbrex_generation_create(fixture->engine, &options, &generation, &err),
+                         IMBREX_STATUS_INVALID_ARGUMENT);
+        assert_null(generation);
+        assert_non_null(strstr(err.message, field));
+        assert_non_null(strstr(err.message, "expected"));
+        assert_non_null(strstr(err.message, "found"));
+    }
+}
+
+/* Catches: an end token that does not end, or ends although it should be ignored. The greedy story
+ * has no end within the context, so the second token of the story is declared one. */
+static void test_end_token(void **state)
+{
+    struct fixture *fixture = *state;
+    struct record free_run = {0};
+    struct record ended = {0};
+    struct record ignored = {0};
+    struct imbrex_generation_options options = from_bos(fixture);
+    struct generation_config saved = fixture->model->generation_config;
+    options.max_tokens = 5;
+    run(fixture, &options, &free_run);
+    fixture->model->generation_config.num_eos_token_ids = 2;
+    fixture->model->generation_config.eos_token_ids[1] = free_run.token_ids[1];
+    run(fixture, &options, &ended);
+    options.ignore_eos = true;
+    run(fixture, &options, &ignored);
+    fixture->model->generation_config = saved;
+    assert_int_equal(ended.reason, IMBREX_FINISH_REASON_EOS);
+    assert_int_equal(ended.num_tokens, 2);
+    assert_int_equal(ignored.reason, IMBREX_FINISH_REASON_LENGTH);
+    assert_int_equal(ignored.num_tokens, 5);
+}
+
+/* Catches: stop strings that leak, also at the very end, and text that is lost before them. */
+static void test_stop_string(void **state)
+{
+    struct record free_run = {0};
+    struct imbrex_generation_options options = from_bos(*state);
+    options.max_tokens = 40;
+    run(*state, &options, &free_run);
+    assert_int_equal(strncmp(free_run.text, "Once upon a time, there was", 27), 0);
+
+    struct record stopped = {0};
+    const char *const stops[] = {"never seen", "time, th"};
+    options.stop = stops;
+    options.num_stop = 2;
+    run(*state, &options, &stopped);
+    assert_int_equal(stopped.reason, IMBREX_FINISH_REASON_STOP_STRING);
+    assert_string_equal(stopped.text, "Once upon a ");
+
+    /* "th" could still become "thyme" when the tokens run out. */
+    struct record held = {0};
+    const char *const longer[] = {"there was a thyme"};
+    options.stop = longer;
+    options.num_stop = 1;
+    run(*state, &options, &held);
+    assert_int_equal(held.reason, IMBREX_FINISH_REASON_LENGTH);
+    assert_string_equal(held.text, free_run.text);
+}
+
+/* Catches: a cancel that is lost, before the run, inside it, or by the callback's answer. */
+static void test_cancel(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_generation_options options = from_bos(fixture);
+    struct record by_answer = {.stop_after = 3};
+    struct record inside = {.cancel_after = 4};
+    run(fixture, &options, &by_answer);
+    assert_int_equal(by_answer.reason, IMBREX_FINISH_REASON_CANCELLED);
+    assert_int_equal(by_answer.num_tokens, 3);
+    run(fixture, &options, &inside);
+    assert_int_equal(inside.reason, IMBREX_FINISH_REASON_CANCELLED);
+    assert_int_equal(inside.num_tokens, 4);
+
+    struct record before = {0};
+    assert_int_equal(imbrex_generation_create(fixture->engine, &options, &before.generation, NULL),
+                     IMBREX_STATUS_OK);
+    imbrex_generation_cancel(before.generation);
+    assert_int_equal(imbrex_generation_run(before.generation, on_token, &before, NULL),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(before.reason, IMBREX_FINISH_REASON_CANCELLED);
+    assert_int_equal(before.num_tokens, 0);
+    imbrex_generation_destroy(before.generation);
+}
+
+static void *cancel_from_thread(void *argument)
+{
+    imbrex_generation_cancel(argument);
+    return NULL;
+}
+
+/* Catches: a data race between a run and a cancel from another thread (under TSan). */
+static void test_cancel_from_another_thread(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_generation_options options = from_bos(fixture);
+    struct record record = {0};
+    pthread_t thread;
+    options.ignore_eos = true;
+    assert_int_equal(imbrex_generation_create(fixture->engine, &options, &record.generation, NULL),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(pthread_create(&thread, NULL, cancel_from_thread, record.generation), 0);
+    assert_int_equal(imbrex_generation_run(record.generation, on_token, &record, NULL),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(record.reason == IMBREX_FINISH_REASON_CANCELLED ||
+                record.reason == IMBREX_FINISH_REASON_CONTEXT);
+    imbrex_generation_destroy(record.generation);
+}
+
+static bool run_again(void *user, const struct imbrex_token_event *event)
+{
+    struct record *record = user;
+    struct imbrex_error err = {0};
+    double nll;
+    const int32_t ids[] = {BOS, 403};
+    if (event->finish_reason == IMBREX_FINISH_REASON_NONE) {
+        assert_int_equal(imbrex_generation_run(record->generation, NULL, NULL, &err),
+                         IMBREX_STATUS_INVALID_ARGUMENT);
+        assert_int_equal(imbrex_engine_score(record->engine, ids, 2, &nll, &err),
+                         IMBREX_STATUS_INVALID_ARGUMENT);
+        assert_non_null(strstr(err.message, "one at a time"));
+        record->num_tokens++;
+    }
+    return true;
+}
+
+/* Catches: two sequences in one engine at a time, which would share a block table. */
+static void test_engine_is_busy(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_generation_options options = from_bos(fixture);
+    struct record record = {.engine = fixture->engine};
+    options.max_tokens = 2;
+    assert_int_equal(imbrex_generation_create(fixture->engine, &options, &record.generation, NULL),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_generation_run(record.generation, run_again, &record, NULL),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(record.num_tokens, 2);
+    imbrex_generation_destroy(record.generation);
+}
+
+/* Catches: logits with NaN that are sampled from. A norm weight of NaN makes all of them NaN. The
+ * engine must be usable again afterwards. */
+static void test_non_finite_logits(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_error err;
+    struct imbrex_generation_options options = from_bos(fixture);
+    struct record record = {0};
+    float *norm = (float *)fixture->model->weights.norm;
+    float saved = norm[0];
+    norm[0] = NAN;
+    assert_int_equal(imbrex_generation_create(fixture->engine, &options, &record.generation, NULL),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_generation_run(record.generation, on_token, &record, &err),
+                     IMBREX_STATUS_INTERNAL);
+    norm[0] = saved;
+    assert_non_null(strstr(err.message, "position 0 are not finite"));
+    assert_int_equal(record.reason, IMBREX_FINISH_REASON_ERROR);
+    assert_int_equal(record.num_tokens, 0);
+    imbrex_generation_destroy(record.generation);
+
+    struct record after = {0};
+    options.max_tokens = 3;
+    run(fixture, &options, &after);
+    assert_int_equal(after.token_ids[0], 403);
+}
+
+/* Catches: a sampled text that another run before it changes, or a seed without effect. */
+static void test_seed(void **state)
+{
+    struct record first = {0};
+    struct record again = {0};
+    struct record other = {0};
+    struct imbrex_generation_options options = from_bos(*state);
+    options.temperature = 1.0f;
+    options.repetition_penalty = 1.2f;
+    options.max_tokens = 40;
+    options.seed = 11;
+    run(*state, &options, &first);
+    options.seed = 12;
+    run(*state, &options, &other);
+    options.seed = 11;
+    run(*state, &options, &again);
+    assert_int_equal(again.num_tokens, first.num_tokens);
+    assert_memory_equal(again.token_ids, first.token_ids, sizeof(first.token_ids));
+    assert_memory_not_equal(other.token_ids, first.token_ids, sizeof(first.token_ids));
+}
+
+/* Catches: a continuation whose first space is lost as if a text began there. */
+static void test_continuation_keeps_its_space(void **state)
+{
+    struct fixture *fixture = *state;
+    struct record record = {0};
+    struct imbrex_error err;
+    struct imbrex_generation_options options = from_bos(fixture);
+    int32_t *ids = NULL;
+    size_t num_ids;
+    const char *prompt = "Once upon a";
+    assert_int_equal(imbrex_tokenize(imbrex_model_tokenizer(fixture->model), prompt, strlen(prompt),
+                                     IMBREX_TOKENIZE_ADD_SPECIAL, &ids, &num_ids, &err),
+                     IMBREX_STATUS_OK);
+    options.prompt_ids = ids;
+    options.num_prompt_ids = (int32_t)num_ids;
+    options.max_tokens = 2;
+    run(fixture, &options, &record);
+    assert_string_equal(record.text, " time,");
+    imbrex_free(ids);
+}
+
+/* Catches: bad ranges of engine options taken, or named badly. */
+static void test_engine_options(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_engine *engine = NULL;
+    struct imbrex_memory_plan plan;
+    struct imbrex_error err;
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.num_threads = -1;
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "num_threads"));
+    options = imbrex_engine_options_default();
+    options.context_size = INT32_MAX;
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "context_size"));
+    assert_null(engine);
+
+    /* A plan is what create then does, and covers at least what its parts need. */
+    struct imbrex_memory_plan created;
+    options = imbrex_engine_options_default();
+    options.cpu_features = 0;
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_OK);
+    imbrex_engine_memory_plan(engine, &created);
+    assert_memory_equal(&plan, &created, sizeof(plan));
+    assert_string_equal(plan.kernels, "ref");
+    assert_int_equal(plan.context_size, 512);
+    assert_true(plan.kv_bytes >= (size_t)512 * 2 * 5 * 4 * 8 * sizeof(float));
+    imbrex_engine_destroy(engine);
+}
+
+/* Catches: scores that depend on the chunk, and bad ids or lengths taken. */
+static void test_score(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_error err;
+    int32_t ids[100];
+    double nll[99], part[39];
+    for (int32_t i = 0; i < 100; i++) {
+        ids[i] = (i * 53) % 500 + 3;
+    }
+    assert_int_equal(imbrex_engine_score(fixture->engine, ids, 100, nll, &err), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_engine_score(fixture->engine, ids, 40, part, &err), IMBREX_STATUS_OK);
+    assert_memory_equal(nll, part, sizeof(part));
+    for (int32_t i = 0; i < 99; i++) {
+        assert_true(nll[i] > 0.0);
+    }
+    assert_int_equal(imbrex_engine_score(fixture->engine, ids, 1, nll, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_int_equal(imbrex_engine_score(fixture->engine, ids, 101, nll, &err),
+                     IMBREX_STATUS_CAPACITY);
+    assert_non_null(strstr(err.message, "at most 100"));
+    ids[7] = 512;
+    assert_int_equal(imbrex_engine_score(fixture->engine, ids, 100, nll, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "token_ids[7]"));
+}
+
+int run_generation_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_max_tokens),
+        cmocka_unit_test(test_context_full),
+        cmocka_unit_test(test_prompt_too_long),
+        cmocka_unit_test(test_refused_options),
+        cmocka_unit_test(test_end_token),
+        cmocka_unit_test(test_stop_string),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_cancel_from_another_thread),
+        cmocka_unit_test(test_engine_is_busy),
+        cmocka_unit_test(test_non_finite_logits),
+        cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_continuation_keeps_its_space),
+        cmocka_unit_test(test_engine_options),
+        cmocka_unit_test(test_score),
+    };
+    return cmocka_run_group_tests_name("generation", tests, set_up, tear_down);
+}

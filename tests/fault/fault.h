@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Makes the n-th request for memory, a thread or a file fail. The linker sends every such call of
+ * imbrex and of the libraries linked statically to the __wrap_ functions in fault.c. */
+#ifndef IMBREX_TESTS_FAULT_H
+#define IMBREX_TESTS_FAULT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum fault_kind {
+    FAULT_MEMORY, /* malloc, calloc, realloc, mmap, pthread_create */
+    FAULT_FILE,   /* open, read */
+};
+
+/* Call `fail_at` (counted from 1) of this kind fails, and all later ones too if `is_lasting`. */
+void fault_arm(enum fault_kind kind, int64_t fail_at, bool is_lasting);
+/* Nothing fails any more. Returns whether something did. */
+bool fault_disarm(void);
+
+/* Calls of the kind since the program began. */
+int64_t fault_num_calls(enum fault_kind kind);
+/* Heap blocks and mappings that are allocated and not yet freed. */
+int64_t fault_num_live(void);
+
+#endif
