@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The options that several commands share because they make an engine. */
+#ifndef IMBREX_CLI_ENGINE_SETTINGS_H
+#define IMBREX_CLI_ENGINE_SETTINGS_H
+
+#include "cli/options.h"
+#include "imbrex.h"
+
+struct engine_settings {
+    struct option_integer threads;  /* 0: all */
+    struct option_integer cpu;      /* mask for imbrex_engine_options.cpu_features */
+    struct option_integer ctx_size; /* 0: chosen by the command */
+};
+
+#define ENGINE_SETTINGS_DEFAULT           \
+    {                                     \
+        .cpu = {.value = IMBREX_CPU_ALL } \
+    }
+
+extern const struct option_choice engine_cpu_choices[];
+
+/* Lines of an option table, for a settings struct that has a struct engine_settings `engine`. */
+/* clang-format off */
+#define ENGINE_OPTION_THREADS(settings)                                \
+    {.long_name = "threads",                                           \
+     .short_name = 't',                                                \
+     .argument = "N",                                                  \
+     .type = OPTION_TYPE_INTEGER,                                      \
+     .group = "Engine",                                                \
+     .help = "compute threads; the results do not depend on them",     \
+     .default_text = "all CPUs of this process",                       \
+     .min = 1,                                                         \
+     .max = 1024,                                                      \
+     .offset = offsetof(settings, engine.threads)}
+
+#define ENGINE_OPTION_CPU(settings)                                    \
+    {.long_name = "cpu",                                               \
+     .argument = "KIND",                                               \
+     .type = OPTION_TYPE_CHOICE,                                       \
+     .group = "Engine",                                                \
+     .help = "kernels to use: avx2 (AVX2, FMA and F16C), ref (plain "  \
+             "C), or auto, the best that this machine has",            \
+     .choices = engine_cpu_choices,                                    \
+     .offset = offsetof(settings, engine.cpu)}
+
+#define ENGINE_OPTION_CTX_SIZE(settings, default_size)                 \
+    {.long_name = "ctx-size",                                          \
+     .short_name = 'c',                                                \
+     .argument = "N",                                                  \
+     .type = OPTION_TYPE_INTEGER,                                      \
+     .group = "Engine",                                                \
+     .help = "context: tokens of prompt and continuation together",    \
+     .default_text = default_size,                                     \
+     .min = 1,                                                         \
+     .max = INT32_MAX,                                                 \
+     .offset = offsetof(settings, engine.ctx_size)}
+/* clang-format on */
+
+/* What the library takes. `context_size` is used unless --ctx-size was given. */
+struct imbrex_engine_options engine_settings_to_options(const struct engine_settings *settings,
+                                                        int32_t context_size);
+/* Refuses kernels that were asked for by name but are not there. Returns an exit code. */
+int engine_settings_check(const struct engine_settings *settings,
+                          const struct imbrex_memory_plan *plan);
+
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading to the end without knowing the size first, since pipes have none; and JSON arrays of ids,
+ * of which the first wrong element is named. */
+#include "cli/input.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "cli/command.h"
+#include "cli/output.h"
+
+#define FIRST_READ_BYTES 65536
+
+const char *input_display_name(const char *path)
+{
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
+static int report_errno(const char *path, const char *action)
+{
+    int cause = errno;
+    output_error("%s: cannot %s: %s", input_display_name(path), action, strerror(cause));
+    return cause == ENOMEM ? EXIT_CODE_FAILURE : EXIT_CODE_INPUT;
+}
+
+static int report_out_of_memory(const char *path)
+{
+    output_error("%s: out of memory", input_display_name(path));
+    return EXIT_CODE_FAILURE;
+}
+
+/* Reads to the end of an open file. */
+static int read_to_end(int fd, const char *path, char **bytes, size_t *num_bytes)
+{
+    size_t capacity = FIRST_READ_BYTES, length = 0;
+    char *buffer = malloc(capacity);
+
+    if (buffer == NULL) {
+        return report_out_of_memory(path);
+    }
+    for (;;) {
+        /* One byte stays free for the NUL. */
+        ssize_t count = read(fd, buffer + length, capacity - length - 1);
+        if (count < 0 && errno == EINTR) {
+            continue;
+        }
+        if (count < 0) {
+            int exit_code = report_errno(path, "read");
+            free(buffer);
+            return exit_code;
+        }
+        if (count == 0) {
+            break;
+        }
+        length += (size_t)count;
+        if (length + 1 == capacity) {
+            char *larger = capacity <= SIZE_MAX / 2 ? realloc(buffer, capacity * 2) : NULL;
+            if (larger == NULL) {
+                free(buffer);
+                return report_out_of_memory(path);
+            }
+            buffer = larger;
+            capacity *= 2;
+        }
+    }
+    buffer[length] = '\0';
+    *bytes = buffer;
+    *num_bytes = length;
+    return EXIT_CODE_OK;
+}
+
+int input_read_file(const char *path, char **bytes, size_t *num_bytes)
+{
+    if (strcmp(path, "-") == 0) {
+        return read_to_end(STDIN_FILENO, path, bytes, num_bytes);
+    }
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return report_errno(path, "open");
+    }
+    int exit_code = read_to_end(fd, path, bytes, num_bytes);
+    close(fd);
+    return exit_code;
+}
+
+/* What a JSON value is called in messages. */
+static const char *json_type_name(const json_t *value)
+{
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a number with a fraction or exponent";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "a boolean";
+    case JSON_NULL:
+        return "null";
+    }
+    return "an unknown value";
+}
+
+static int read_id_array(const char *path, const json_t *array, int32_t vocab_size,
+                         int32_t **token_ids, size_t *num_tokens)
+{
+    if (!json_is_array(array)) {
+        output_error("%s: expected a JSON array of token ids, found %s", input_display_name(path),
+                     json_type_name(array));
+        return EXIT_CODE_INPUT;
+    }
+    size_t count = json_array_size(array);
+    int32_t *ids = malloc((count > 0 ? count : 1) * sizeof(*ids));
+    if (ids == NULL) {
+        return report_out_of_memory(path);
+    }
+    for (size_t i = 0; i < count; i++) {
+        const json_t *element = json_array_get(array, i);
+        if (!json_is_integer(element)) {
+            output_error("%s: element %zu: expected a token id in [0, %" PRId32 "), found %s",
+                         input_display_name(path), i, vocab_size, json_type_name(element));
+            free(ids);
+            return EXIT_CODE_INPUT;
+        }
+        json_int_t id = json_integer_value(element);
+        if (id < 0 || id >= vocab_size) {
+            output_error("%s: element %zu: expected a token id in [0, %" PRId32
+                         "), found %" JSON_INTEGER_FORMAT,
+                         input_display_name(path), i, vocab_size, id);
+            free(ids);
+            return EXIT_CODE_INPUT;
+        }
+        ids[i] = (int32_t)id;
+    }
+    *token_ids = ids;
+    *num_tokens = count;
+    return EXIT_CODE_OK;
+}
+
+int input_read_ids(const char *path, int32_t vocab_size, int32_t **token_ids, size_t *num_tokens)
+{
+    char *bytes;
+    size_t num_bytes;
+    json_error_t json_error;
+
+    int exit_code = input_read_file(path, &bytes, &num_bytes);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    json_t *array = json_loadb(bytes, num_bytes, JSON_DECODE_ANY, &json_error);
+    free(bytes);
+    if (array == NULL) {
+        if (json_error_code(&json_error) == json_error_out_of_memory) {
+            return report_out_of_memory(path);
+        }
+        output_error("%s: line %d: not JSON: %s", input_display_name(path), json_error.line,
+                     json_error.text);
+        return EXIT_CODE_INPUT;
+    }
+    exit_code = read_id_array(path, array, vocab_size, token_ids, num_tokens);
+    json_decref(array);
+    return exit_code;
+}
+
+int input_read_lines(const char *path, input_line_fn *take, void *user)
+{
+    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "r");
+    char *line = NULL;
+    size_t capacity = 0, line_number = 0;
+    int exit_code = EXIT_CODE_OK;
+
+    if (file == NULL) {
+        return report_errno(path, "open");
+    }
+    while (exit_code == EXIT_CODE_OK) {
+        errno = 0;
+        ssize_t length = getline(&line, &capacity, file);
+        if (length < 0) {
+            if (errno != 0) {
+                exit_code = report_errno(path, "read");
+            }
+            break;
+        }
+        if (length > 0 && line[length - 1] == '\n') {
+            length--;
+        }
+        exit_code = take(user, line, (size_t)length, ++line_number);
+    }
+    free(line);
+    if (file != stdin) {
+        fclose(file);
+    }
+    return exit_code;
+}

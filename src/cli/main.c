@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* imbrex, the program: finds the command, reads its options and runs it. Commands are the table
+ * below; see cli/command.h for adding one. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/signals.h"
+#include "imbrex.h"
+
+static const struct command *const commands[] = {
+    &command_run,
+    &command_inspect,
+    &command_tokenize,
+    &command_perplexity,
+};
+#define NUM_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static void print_overview(void)
+{
+    output_printf("Usage: imbrex COMMAND [MODEL] [options]\n\n"
+                  "Runs large language models. MODEL is a Hugging Face folder (config.json,\n"
+                  "*.safetensors, tokenizer.json); without it the small built-in model is used.\n\n"
+                  "Commands:\n");
+    for (size_t i = 0; i < NUM_COMMANDS; i++) {
+        output_printf("  %-14s%s\n", commands[i]->name, commands[i]->summary);
+    }
+    output_printf("  %-14s%s\n", "help COMMAND", "show the options of a command");
+    output_printf("\nOptions:\n"
+                  "  -h, --help    print this text\n"
+                  "      --version print the version\n\n"
+                  "Exit codes: 0 success, 1 failure (memory, output), 2 bad arguments or input,\n"
+                  "130 ended by Ctrl-C.\n\n"
+                  "Try: imbrex run -p \"Once upon a time\"\n");
+}
+
+static void print_command_help(const struct command *command)
+{
+    output_printf("Usage: imbrex %s %s\n\n", command->name, command->synopsis);
+    options_print_wrapped(command->description, 0, false);
+    options_print_help(&command->options, command->defaults);
+    output_printf("\nExamples:\n%s", command->examples);
+}
+
+/* NULL if there is no such command: reported. */
+static const struct command *find_command(const char *name)
+{
+    const char *names[NUM_COMMANDS + 1];
+
+    for (size_t i = 0; i < NUM_COMMANDS; i++) {
+        if (strcmp(commands[i]->name, name) == 0) {
+            return commands[i];
+        }
+        names[i] = commands[i]->name;
+    }
+    names[NUM_COMMANDS] = "help";
+    const char *nearest = options_nearest_name(name, names, NUM_COMMANDS + 1, sizeof(names[0]));
+    const char *kind = name[0] == '-' ? "option" : "command";
+    if (nearest != NULL) {
+        output_error("unknown %s %s (did you mean %s?); see imbrex --help", kind, name, nearest);
+    } else {
+        output_error("unknown %s %s; see imbrex --help", kind, name);
+    }
+    return NULL;
+}
+
+static int help_main(int argc, char **argv)
+{
+    if (argc < 2 || strcmp(argv[1], "help") == 0) {
+        print_overview();
+        return EXIT_CODE_OK;
+    }
+    const struct command *command = find_command(argv[1]);
+    if (command == NULL) {
+        return EXIT_CODE_INPUT;
+    }
+    print_command_help(command);
+    return EXIT_CODE_OK;
+}
+
+/* Runs a command on parsed settings. argv[first_operand, argc) are the operands. */
+static int run_operands(const struct command *command, int argc, char **argv, int first_operand,
+                        const void *settings)
+{
+    const char *model = first_operand < argc ? argv[first_operand] : NULL;
+
+    if (first_operand + 1 < argc) {
+        output_error("%s: unexpected argument \"%s\" after MODEL; see imbrex %s --help",
+                     command->name, argv[first_operand + 1], command->name);
+        return EXIT_CODE_INPUT;
+    }
+    signals_install(model_display_name(model));
+    return command->run(settings, model);
+}
+
+static int command_main(const struct command *command, int argc, char **argv)
+{
+    int first_operand = argc;
+    int exit_code = EXIT_CODE_INPUT;
+    void *settings = malloc(command->settings_bytes);
+
+    if (settings == NULL) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
+    memcpy(settings, command->defaults, command->settings_bytes);
+    switch (options_parse(&command->options, argc, argv, settings, &first_operand)) {
+    case OPTIONS_RESULT_HELP:
+        print_command_help(command);
+        exit_code = EXIT_CODE_OK;
+        break;
+    case OPTIONS_RESULT_OK:
+        exit_code = run_operands(command, argc, argv, first_operand, settings);
+        break;
+    case OPTIONS_RESULT_OUT_OF_MEMORY:
+        exit_code = EXIT_CODE_FAILURE;
+        break;
+    case OPTIONS_RESULT_ERROR:
+        break;
+    }
+    options_release(&command->options, settings);
+    free(settings);
+    return exit_code;
+}
+
+static int dispatch(int argc, char **argv)
+{
+    if (argc < 2) {
+        output_error("no command given; see imbrex --help");
+        return EXIT_CODE_INPUT;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
+        return help_main(argc - 1, argv + 1);
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        output_printf("imbrex %s\n", imbrex_version());
+        return EXIT_CODE_OK;
+    }
+    const struct command *command = find_command(argv[1]);
+    if (command == NULL) {
+        return EXIT_CODE_INPUT;
+    }
+    return command_main(command, argc - 1, argv + 1);
+}
+
+int main(int argc, char **argv)
+{
+    return output_finish(dispatch(argc, argv));
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the program writes: results to standard output, where no failed write goes unnoticed, and
+ * one-line messages to standard error. */
+#ifndef IMBREX_CLI_OUTPUT_H
+#define IMBREX_CLI_OUTPUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "imbrex.h"
+
+/* "imbrex: error: ..." and "imbrex: warning: ...": always one line, control characters replaced. */
+void output_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void output_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Reports an error of the library. Returns the exit code that goes with its status. */
+int output_library_error(const struct imbrex_error *err);
+/* An imbrex_log_fn that prints warnings. */
+void output_log(void *user, enum imbrex_log_level level, const char *message);
+
+/* To standard output. Both return false once a write has failed; the cause is kept for
+ * output_finish(). */
+bool output_printf(const char *format, ...) __attribute__((format(printf, 1, 2)));
+bool output_bytes(const char *bytes, size_t num_bytes);
+/* Bytes of unknown origin for a terminal: characters as they are, all else as \n, \\, \', \xNN. */
+bool output_escaped(const char *bytes, size_t num_bytes);
+/* Hands everything to the operating system. False if a write failed, now or before. */
+bool output_flush(void);
+/* The last flush: reports the first failed write. Returns `exit_code`, or EXIT_CODE_FAILURE. */
+int output_finish(int exit_code);
+
+#define SIZE_TEXT_BYTES 48
+/* "1.5 MiB (1572864 bytes)"; "12 bytes" under one KiB. Returns `text`. */
+const char *output_format_size(char text[SIZE_TEXT_BYTES], size_t num_bytes);
+
+#endif
