@@ -43,14 +43,15 @@ TEST_OPTIONS = -I. -Itests -DTEST_BUILD_DIR='"$(BUILD)"' -DTEST_SANITIZED=$(if $
 LINK_OPTIONS = $(CFLAGS) $(SANITIZE) $(LDFLAGS)
 
 # Programs take jansson and utf8proc in, so that they start on a machine that has neither.
-static_or_shared = $(firstword $(filter /%,$(shell $(CC) -print-file-name=lib$(1).a)) -l$(1))
+static_library = $(filter /%,$(shell $(CC) -print-file-name=lib$(1).a 2>/dev/null))
+static_or_shared = $(firstword $(static_library) -l$(1))
 STATIC_LIBS := $(call static_or_shared,jansson) $(call static_or_shared,utf8proc) -lpthread -lm
 SHARED_LIBS := -ljansson -lutf8proc -lpthread -lm
 
 # ---- sources: found by their folder -----------------------------------------------------------
 LIB_SOURCES := $(wildcard src/base/*.c src/base/*.S src/ops/*.c src/ops/ref/*.c src/ops/cpu/*.c \
     src/model/*.c src/kv/*.c src/engine/*.c)
-ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
+ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 LIB_SOURCES := $(filter-out %_avx2.c,$(LIB_SOURCES))
 endif
 CLI_SOURCES := $(wildcard src/cli/*.c)
@@ -197,15 +198,15 @@ test-programs: $(BUILD)/imbrex $(TEST_PROGRAMS) $(FIXTURES)
 
 # The same in every build: `make test` starts here once the packages are there.
 test-built: all test-programs $(EXAMPLES)
-	$(RUN_TESTS) tools/check_style tools/check_layers $(TEST_PROGRAMS) $(EXAMPLES) $(SCRIPT_TESTS)
+	@$(RUN_TESTS) tools/check_style tools/check_layers $(TEST_PROGRAMS) $(EXAMPLES) $(SCRIPT_TESTS)
 
 asan-built: test-programs
-	$(RUN_TESTS) $(TEST_PROGRAMS) $(filter tests/cli/%,$(SCRIPT_TESTS))
+	@$(RUN_TESTS) $(TEST_PROGRAMS) $(filter tests/cli/%,$(SCRIPT_TESTS))
 
-# The programs with threads in them. What the others do, these do too, or it has no second thread.
+# Of the programs with threads, those that ThreadSanitizer does not slow down to many minutes.
 TSAN_PROGRAMS := $(UNIT) $(filter %/golden_stories260k,$(GOLDENS))
 tsan-built: $(TSAN_PROGRAMS)
-	$(RUN_TESTS) $(TSAN_PROGRAMS)
+	@$(RUN_TESTS) $(TSAN_PROGRAMS)
 
 # ---- what people type -------------------------------------------------------------------------
 run:
@@ -256,7 +257,7 @@ $(FUZZERS): $(BUILD)/fuzzers/%: $(OBJ)/fuzz/%.o $(call objects,$(FUZZ_SHARED)) $
 	$(LINK_TEST) -fsanitize=fuzzer $(STATIC_LIBS)
 
 fuzz-built: $(FUZZERS)
-	tools/run_fuzz $(BUILD) $(FUZZ_SECONDS) $(FUZZERS)
+	@tools/run_fuzz $(BUILD) $(FUZZ_SECONDS) $(FUZZERS)
 
 format:
 	clang-format -i $(C_FILES)

@@ -52,6 +52,8 @@ class Runner(unittest.TestCase):
     def test_failures_are_counted_and_shown(self):
         """Catches a failure that is hidden by the programs after it, or shown without its cause."""
         self.add("unit", "echo 'assert: 1 != 2'\n"
+                         "for i in $(seq 100); do\n"
+                         "echo '[ RUN      ] fine'; echo '[       OK ] fine'; done\n"
                          "echo '[  PASSED  ] 2 test(s).'\n"
                          "echo '[  FAILED  ] group: 1 test(s), listed below:'\nexit 1\n")
         self.add("test_script.py",

@@ -661,7 +661,7 @@ static void print_machine(struct harness *harness)
     printf("%s, %d CPUs, memory read %.1f GB/s by 1 thread, %.1f by all\n",
            model == NULL ? "CPU unknown" : model + 2, (int)thread_pool_num_cpus(),
            harness->read_gbps[0], harness->read_gbps[1]);
-    printf("%-34s %-5s %7s %11s %9s %8s %5s\n", "", "path", "threads", "median us", "GFLOP/s",
+    printf("%-42s %-5s %7s %11s %9s %8s %5s\n", "", "path", "threads", "median us", "GFLOP/s",
            "GB/s", "roof");
 }
 
@@ -669,7 +669,7 @@ void harness_bench(struct harness *harness, const struct check_plan *plan,
                    void (*before_run)(void *arg), double flops, double bytes)
 {
     if (!harness->case_was_checked || harness->failure_in_case) {
-        printf("%-34s not timed: its result was not proved\n", harness->case_name);
+        printf("%-42s not timed: its result was not proved\n", harness->case_name);
         return;
     }
     static int64_t samples[NUM_PATHS][2][MAX_SAMPLES];
@@ -704,7 +704,7 @@ void harness_bench(struct harness *harness, const struct check_plan *plan,
             int64_t *times = samples[path_idx][threads_idx];
             qsort(times, (size_t)num_samples, sizeof(times[0]), compare_ns);
             double median_ns = (double)times[num_samples / 2];
-            printf("%-34s %-5s %7d %11.1f %9.1f %8.1f %4.0f%%\n", harness->case_name,
+            printf("%-42s %-5s %7d %11.1f %9.1f %8.1f %4.0f%%\n", harness->case_name,
                    paths[path_idx].name, (int)ops_num_threads(ops), median_ns / 1e3,
                    flops / median_ns, bytes / median_ns,
                    100.0 * bytes / median_ns / harness->read_gbps[threads_idx]);
