@@ -94,7 +94,8 @@ C_FILES := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] tests/*.[ch] tests
 
 # A recursive make that uses all cores unless the caller chose otherwise.
 SUBMAKE = +$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
-RUN_TESTS = python3 tools/run_tests --build $(BUILD) $(if $(TESTS),--only "$(TESTS)")
+RUN_TESTS = python3 tools/run_tests --build $(BUILD) $(if $(TESTS),--only "$(TESTS)") \
+    $(if $(SANITIZE),--limit 1200)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:

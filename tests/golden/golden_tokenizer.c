@@ -22,10 +22,7 @@ static struct imbrex_tokenizer *open_tokenizer(const char *path)
 /* Qwen2.5's tokenizer as tests/golden/make_qwen2_5_tokenizer.py wrote it. */
 static struct imbrex_tokenizer *open_qwen2_5(void)
 {
-    const char *fixtures = getenv("IMBREX_FIXTURES");
-    char path[4096];
-    snprintf(path, sizeof(path), "%s/qwen2.5", fixtures != NULL ? fixtures : "build/fixtures");
-    return open_tokenizer(path);
+    return open_tokenizer(TEST_BUILD_DIR "/fixtures/qwen2.5");
 }
 
 static void check_ids(const struct imbrex_tokenizer *tokenizer, const char *name, const char *text,
