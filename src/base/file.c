@@ -20,17 +20,6 @@
 /* One read() moves at most this much: Linux stops at 2 GiB - 4 KiB anyhow. */
 #define READ_MAX_BYTES ((size_t)1 << 30)
 
-/* strerror without its shared buffer. */
-static const char *system_error_text(int error)
-{
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 32)
-    const char *text = strerrordesc_np(error);
-    return text != NULL ? text : "unknown error";
-#else
-    return strerror(error);
-#endif
-}
-
 static const char *type_name(mode_t mode)
 {
     switch (mode & S_IFMT) {

@@ -23,7 +23,7 @@ enum imbrex_status json_read_object(const char *path, size_t max_bytes, json_t *
 const char *json_kind(const json_t *value)
 {
     if (value == NULL) {
-        return "missing";
+        return "nothing";
     }
     switch (json_typeof(value)) {
     case JSON_OBJECT:
@@ -54,7 +54,7 @@ static const char *describe(const json_t *value, char found[FOUND_MAX_BYTES])
     } else if (json_is_real(value)) {
         snprintf(found, FOUND_MAX_BYTES, "%.9g", json_real_value(value));
     } else {
-        snprintf(found, FOUND_MAX_BYTES, "%s", value == NULL ? "nothing" : json_kind(value));
+        snprintf(found, FOUND_MAX_BYTES, "%s", json_kind(value));
     }
     return found;
 }

@@ -15,11 +15,14 @@
  * (json_decref). */
 enum imbrex_status json_parse_object(const char *path, const void *bytes, size_t num_bytes,
                                      json_t **root, struct imbrex_error *err);
+/* The same for a document that must be an array. */
+enum imbrex_status json_parse_array(const char *path, const void *bytes, size_t num_bytes,
+                                    json_t **root, struct imbrex_error *err);
 /* file_read and json_parse_object. max_bytes bounds the file. */
 enum imbrex_status json_read_object(const char *path, size_t max_bytes, json_t **root,
                                     struct imbrex_error *err);
 
-/* What a value is, for messages: "a string", "null", "missing" for NULL, ... Static storage. */
+/* What a value is, for messages: "a string", "null", "nothing" for NULL, ... Static storage. */
 const char *json_kind(const json_t *value);
 
 /* Required fields: FORMAT if missing, of another kind or outside [min, max]. `field` is the key in

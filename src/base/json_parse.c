@@ -137,7 +137,7 @@ static enum imbrex_status parse_hex4(struct parser *parser, uint32_t *value)
 static enum imbrex_status parse_unicode_escape(struct parser *parser)
 {
     const char *start = parser->next - 2;
-    uint32_t code_point, low;
+    uint32_t code_point = 0, low = 0;
     char text[UTF8_MAX_BYTES];
     TRY(parse_hex4(parser, &code_point));
     if (code_point == 0) {
@@ -487,8 +487,9 @@ static enum imbrex_status parse_value(struct parser *parser, json_t **value)
     return IMBREX_STATUS_OK;
 }
 
-enum imbrex_status json_parse_object(const char *path, const void *bytes, size_t num_bytes,
-                                     json_t **root, struct imbrex_error *err)
+static enum imbrex_status parse_document(const char *path, const void *bytes, size_t num_bytes,
+                                         json_type type, const char *expected, json_t **root,
+                                         struct imbrex_error *err)
 {
     const char *text = bytes;
     struct parser parser = {
@@ -499,9 +500,9 @@ enum imbrex_status json_parse_object(const char *path, const void *bytes, size_t
         skip_space(&parser);
         if (parser.next != parser.end) {
             status = syntax_error(&parser, "the end of the data");
-        } else if (!json_is_object(document)) {
-            status = error_set(err, IMBREX_STATUS_FORMAT, "%s: expected a JSON object, found %s",
-                               path, json_kind(document));
+        } else if (json_typeof(document) != type) {
+            status = error_set(err, IMBREX_STATUS_FORMAT, "%s: expected a JSON %s, found %s", path,
+                               expected, json_kind(document));
         }
     }
     free(parser.scratch);
@@ -511,4 +512,16 @@ enum imbrex_status json_parse_object(const char *path, const void *bytes, size_t
     }
     *root = document;
     return IMBREX_STATUS_OK;
+}
+
+enum imbrex_status json_parse_object(const char *path, const void *bytes, size_t num_bytes,
+                                     json_t **root, struct imbrex_error *err)
+{
+    return parse_document(path, bytes, num_bytes, JSON_OBJECT, "object", root, err);
+}
+
+enum imbrex_status json_parse_array(const char *path, const void *bytes, size_t num_bytes,
+                                    json_t **root, struct imbrex_error *err)
+{
+    return parse_document(path, bytes, num_bytes, JSON_ARRAY, "array", root, err);
 }

@@ -3,6 +3,7 @@
 #include "base/status.h"
 
 #include <stdarg.h>
+#include <string.h>
 
 #include "base/line.h"
 
@@ -47,4 +48,14 @@ enum imbrex_status error_out_of_memory(struct imbrex_error *err, const char *wha
 {
     return error_set(err, IMBREX_STATUS_OUT_OF_MEMORY, "%s: cannot allocate %zu bytes", what,
                      num_bytes);
+}
+
+const char *system_error_text(int error)
+{
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 32)
+    const char *text = strerrordesc_np(error);
+    return text != NULL ? text : "unknown error";
+#else
+    return strerror(error);
+#endif
 }

@@ -34,4 +34,7 @@ enum imbrex_status error_set(struct imbrex_error *err, enum imbrex_status status
 enum imbrex_status error_out_of_memory(struct imbrex_error *err, const char *what,
                                        size_t num_bytes);
 
+/* The text of an errno value: strerror without its shared buffer. */
+const char *system_error_text(int error);
+
 #endif

@@ -26,8 +26,8 @@
 
 #include "base/clock.h"
 
-#define MAX_THREADS 4096 /* far below what the gate can count, far above any machine */
-#define MAX_COUNT (INT64_MAX / (2 * MAX_THREADS)) /* so that `next` past the end cannot overflow */
+/* So that `next` past the end cannot overflow. */
+#define MAX_COUNT (INT64_MAX / (2 * THREAD_POOL_MAX_THREADS))
 #define SPIN_NS 20000
 #define PAUSES_PER_CLOCK_READ 32      /* about 1 us: a pause is 20 to 150 cycles */
 #define WORKER_STACK_BYTES (1u << 20) /* kernels keep tiles of up to some 32 KiB on the stack */
@@ -245,10 +245,10 @@ static int32_t start_workers(struct thread_pool *pool, int32_t num_workers, int 
 enum imbrex_status thread_pool_create(int32_t num_threads, struct thread_pool **pool,
                                       struct imbrex_error *err)
 {
-    if (num_threads < 1 || num_threads > MAX_THREADS) {
+    if (num_threads < 1 || num_threads > THREAD_POOL_MAX_THREADS) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "num_threads: expected a number in [1, %d], found %d", MAX_THREADS,
-                         (int)num_threads);
+                         "num_threads: expected a number in [1, %d], found %d",
+                         THREAD_POOL_MAX_THREADS, (int)num_threads);
     }
     int32_t num_workers = num_threads - 1;
     size_t num_bytes = sizeof(struct thread_pool) + (size_t)num_workers * sizeof(struct worker);
@@ -271,7 +271,8 @@ enum imbrex_status thread_pool_create(int32_t num_threads, struct thread_pool **
             free(created);
             return error_set(err, IMBREX_STATUS_OUT_OF_MEMORY,
                              "thread pool: thread %d of %d could not be started: %s",
-                             (int)(num_started + 2), (int)num_threads, strerror(error_code));
+                             (int)(num_started + 2), (int)num_threads,
+                             system_error_text(error_code));
         }
     }
     *pool = created;
@@ -340,5 +341,7 @@ int32_t thread_pool_num_cpus(void)
     }
     /* More CPUs than cpu_set_t has bits. */
     long num_online = sysconf(_SC_NPROCESSORS_ONLN);
-    return num_online < 1 ? 1 : num_online > MAX_THREADS ? MAX_THREADS : (int32_t)num_online;
+    return num_online < 1                         ? 1
+           : num_online > THREAD_POOL_MAX_THREADS ? THREAD_POOL_MAX_THREADS
+                                                  : (int32_t)num_online;
 }

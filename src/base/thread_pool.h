@@ -11,11 +11,15 @@
 
 struct thread_pool;
 
+/* Far below what the pool can count, far above any machine. */
+#define THREAD_POOL_MAX_THREADS 1024
+
 /* Works on [begin, end) of the loop. thread_idx in [0, num_threads) is unique among the calls that
  * run at the same time, for per-thread scratch. */
 typedef void thread_pool_fn(void *arg, int64_t begin, int64_t end, int32_t thread_idx);
 
-/* num_threads >= 1 counts the thread that calls thread_pool_run, which takes part. */
+/* num_threads in [1, THREAD_POOL_MAX_THREADS] counts the thread that calls thread_pool_run, which
+ * takes part. */
 enum imbrex_status thread_pool_create(int32_t num_threads, struct thread_pool **pool,
                                       struct imbrex_error *err);
 /* No loop may be running. NULL does nothing. */
@@ -29,7 +33,7 @@ int32_t thread_pool_num_threads(const struct thread_pool *pool);
 void thread_pool_run(struct thread_pool *pool, int64_t count, int64_t grain, thread_pool_fn *fn,
                      void *arg);
 
-/* CPUs that the calling thread may run on, >= 1. */
+/* CPUs that the calling thread may run on, in [1, THREAD_POOL_MAX_THREADS]. */
 int32_t thread_pool_num_cpus(void);
 
 #endif

@@ -282,13 +282,13 @@ static void test_thread_pool_idle_workers_sleep(void **state)
 static void test_thread_pool_refuses_counts(void **state)
 {
     (void)state;
-    static const int32_t bad[] = {0, -1, INT32_MIN, 4097, INT32_MAX};
+    static const int32_t bad[] = {0, -1, INT32_MIN, 1025, INT32_MAX};
     for (size_t idx = 0; idx < sizeof(bad) / sizeof(bad[0]); idx++) {
         struct thread_pool *pool = (struct thread_pool *)(uintptr_t)1;
         struct imbrex_error err = {0};
         assert_int_equal(thread_pool_create(bad[idx], &pool, &err), IMBREX_STATUS_INVALID_ARGUMENT);
         assert_int_equal((uintptr_t)pool, 1);
-        assert_non_null(strstr(err.message, "[1, 4096]"));
+        assert_non_null(strstr(err.message, "[1, 1024]"));
     }
 }
 
@@ -298,15 +298,15 @@ static int fail_to_start(void)
 {
     struct thread_pool *pool = NULL;
     struct imbrex_error err = {0};
-    /* A unit test has less than half of it by now; 4,095 stacks of 1 MiB do not fit. */
+    /* A unit test has less than half of it by now; 1,023 stacks of 1 MiB do not fit. */
     struct rlimit limit = {(rlim_t)512 << 20, (rlim_t)512 << 20};
     if (setrlimit(RLIMIT_AS, &limit) != 0) {
         return 1;
     }
-    if (thread_pool_create(4096, &pool, &err) != IMBREX_STATUS_OUT_OF_MEMORY || pool != NULL) {
+    if (thread_pool_create(1024, &pool, &err) != IMBREX_STATUS_OUT_OF_MEMORY || pool != NULL) {
         return 2;
     }
-    if (strstr(err.message, "of 4096") == NULL) {
+    if (strstr(err.message, "of 1024") == NULL) {
         return 3;
     }
     int32_t num_threads = 0;
