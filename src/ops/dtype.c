@@ -5,11 +5,12 @@
 
 struct dtype_row {
     const char *name;
-    size_t num_bytes;
+    int32_t block_elements;
+    size_t block_bytes;
 };
 
 static const struct dtype_row dtypes[DTYPE_COUNT] = {
-#define DTYPE_ROW(name, num_bytes) {#name, num_bytes},
+#define DTYPE_ROW(name, block_elements, block_bytes) {#name, block_elements, block_bytes},
     DTYPE_LIST(DTYPE_ROW)
 #undef DTYPE_ROW
 };
@@ -20,10 +21,22 @@ const char *dtype_name(enum dtype dtype)
     return dtypes[dtype].name;
 }
 
-size_t dtype_bytes(enum dtype dtype)
+int32_t dtype_block_elements(enum dtype dtype)
 {
     assert((unsigned)dtype < DTYPE_COUNT);
-    return dtypes[dtype].num_bytes;
+    return dtypes[dtype].block_elements;
+}
+
+size_t dtype_block_bytes(enum dtype dtype)
+{
+    assert((unsigned)dtype < DTYPE_COUNT);
+    return dtypes[dtype].block_bytes;
+}
+
+size_t dtype_row_bytes(enum dtype dtype, int64_t num_elements)
+{
+    assert(num_elements >= 0 && num_elements % dtype_block_elements(dtype) == 0);
+    return (size_t)(num_elements / dtype_block_elements(dtype)) * dtype_block_bytes(dtype);
 }
 
 float f16_to_float(uint16_t bits)
@@ -45,4 +58,41 @@ float f16_to_float(uint16_t bits)
     wide |= sign;
     memcpy(&value, &wide, sizeof(value));
     return value;
+}
+
+uint16_t f16_from_float(float value)
+{
+    uint32_t wide;
+    memcpy(&wide, &value, sizeof(wide));
+    uint16_t sign = (uint16_t)(wide >> 16 & 0x8000u);
+    wide &= 0x7fffffffu;
+    if (wide > 0x7f800000u) {
+        return sign | 0x7e00;
+    }
+    if (wide >= 0x477ff000u) { /* 65520, halfway between the largest f16 and 2^16 */
+        return sign | 0x7c00;
+    }
+    if (wide < 0x38800000u) { /* 2^-14: subnormal, or rounds up to the smallest normal */
+        /* At 0.5 the last place of fp32 is 2^-24, the unit of subnormals: the addition rounds. */
+        float magnitude, half = 0.5f;
+        uint32_t half_bits;
+        memcpy(&magnitude, &wide, sizeof(magnitude));
+        magnitude += half;
+        memcpy(&wide, &magnitude, sizeof(wide));
+        memcpy(&half_bits, &half, sizeof(half_bits));
+        return (uint16_t)(sign | (wide - half_bits));
+    }
+    /* A carry out of the mantissa raises the exponent, as it should. */
+    uint32_t odd = wide >> 13 & 1;
+    return (uint16_t)(sign | (((wide + 0xfff + odd) >> 13) - ((127 - 15) << 10)));
+}
+
+uint16_t bf16_from_float(float value)
+{
+    uint32_t wide;
+    memcpy(&wide, &value, sizeof(wide));
+    if ((wide & 0x7fffffffu) > 0x7f800000u) {
+        return (uint16_t)(wide >> 16 | 0x40);
+    }
+    return (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
 }

@@ -3,7 +3,7 @@
  * holds what.
  *
  *   block   [num_layers] x { K [num_kv_heads, block_size, head_dim], V the same }, fp32,
- * contiguous, so that moving a block between tiers is one copy; block_bytes is rounded up to 4 KiB
+ *           contiguous, so that moving a block is one copy; block_bytes is rounded up to 4 KiB
  *   slot    block_idx * block_size + offset in the block: the place of one token */
 #ifndef IMBREX_OPS_KV_VIEW_H
 #define IMBREX_OPS_KV_VIEW_H

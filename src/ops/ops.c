@@ -17,14 +17,27 @@
 /* Columns of a piece of a linear op come in multiples of the widest tile. */
 #define COLUMN_UNIT 8
 
+/* Of bringing one activation into blocks, for grain_for. */
+#define QUANTIZE_FLOPS 8.0
+
 struct ops {
     struct thread_pool *pool;
     struct cpu_kernels kernels;
+    unsigned char *scratch; /* the caller's: activations in blocks, row by row, form by form */
+    size_t scratch_bytes;
 };
 
-enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, struct ops **ops,
-                              struct imbrex_error *err)
+size_t ops_scratch_token_bytes(int64_t max_in_features)
 {
+    /* A row may be needed in both forms: q_proj Q4_K and v_proj Q8_0, say. */
+    return quant_activation_row_bytes(ACTIVATION_FORM_Q8, max_in_features / 32 * 32) +
+           quant_activation_row_bytes(ACTIVATION_FORM_Q8_K, max_in_features / 256 * 256);
+}
+
+enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, void *scratch,
+                              size_t scratch_bytes, struct ops **ops, struct imbrex_error *err)
+{
+    assert((uintptr_t)scratch % 4 == 0);
     struct ops *created = calloc(1, sizeof(*created));
     if (created == NULL) {
         return error_out_of_memory(err, "ops", sizeof(*created));
@@ -35,6 +48,8 @@ enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, struct
         return status;
     }
     cpu_kernels_select(cpu_features, &created->kernels);
+    created->scratch = scratch;
+    created->scratch_bytes = scratch_bytes;
     *ops = created;
     return IMBREX_STATUS_OK;
 }
@@ -82,16 +97,17 @@ static int64_t grain_for(const struct ops *ops, int64_t count, double item_flops
 struct loop {
     const struct cpu_kernels *kernels;
     const void *params;
-    int32_t num_linears; /* linear only */
+    int32_t num_linears;                 /* linear only */
+    const struct quant_rows *quant_rows; /* linear, gemm_swiglu and what quantises for them */
 };
 
-static void run_loop(struct ops *ops, thread_pool_fn *piece, const void *params,
-                     int32_t num_linears, int64_t count, double item_flops, int64_t unit)
+static void run_loop(struct ops *ops, thread_pool_fn *piece, struct loop loop, int64_t count,
+                     double item_flops, int64_t unit)
 {
     if (count == 0) {
         return;
     }
-    struct loop loop = {&ops->kernels, params, num_linears};
+    loop.kernels = &ops->kernels;
     thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, unit), piece, &loop);
 }
 
@@ -106,7 +122,13 @@ DEFINE_PIECE(embedding)
 DEFINE_PIECE(rmsnorm)
 DEFINE_PIECE(rope_kv)
 DEFINE_PIECE(attention)
-DEFINE_PIECE(gemm_swiglu)
+
+static void gemm_swiglu_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
+{
+    const struct loop *loop = arg;
+    (void)thread_idx;
+    loop->kernels->gemm_swiglu(loop->params, loop->quant_rows, begin, end);
+}
 
 /* The columns of all linears stand in one row: [0, out of the first), then the second's, ... */
 static void linear_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
@@ -120,10 +142,56 @@ static void linear_piece(void *arg, int64_t begin, int64_t end, int32_t thread_i
         int64_t piece_begin = begin > first_col ? begin : first_col;
         int64_t piece_end = end < end_col ? end : end_col;
         if (piece_begin < piece_end) {
-            loop->kernels->linear(&params[linear_idx], piece_begin - first_col,
+            loop->kernels->linear(&params[linear_idx], loop->quant_rows, piece_begin - first_col,
                                   piece_end - first_col);
         }
         first_col = end_col;
+    }
+}
+
+struct quantize_params {
+    const float *a; /* [num_tokens, in_features], a_stride */
+    int64_t a_stride;
+    int32_t num_tokens, in_features;
+    bool forms[ACTIVATION_FORM_COUNT]; /* wanted */
+};
+
+static void quantize_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
+{
+    const struct loop *loop = arg;
+    const struct quantize_params *params = loop->params;
+    const struct quant_rows *quant_rows = loop->quant_rows;
+    (void)thread_idx;
+    for (int form = 0; form < ACTIVATION_FORM_COUNT; form++) {
+        for (int64_t token = begin; token < end && quant_rows->rows[form] != NULL; token++) {
+            quant_quantize_activations(
+                (enum activation_form)form, params->a + token * params->a_stride,
+                quant_rows->rows[form] + token * (int64_t)quant_rows->row_bytes[form],
+                params->in_features);
+        }
+    }
+}
+
+/* Brings all rows into the forms wanted; does nothing if that is PLAIN alone. */
+static void quantize_rows(struct ops *ops, const struct quantize_params *params,
+                          struct quant_rows *quant_rows)
+{
+    size_t num_used = 0;
+    *quant_rows = (struct quant_rows){.rows = {NULL}};
+    for (int form = ACTIVATION_FORM_PLAIN + 1; form < ACTIVATION_FORM_COUNT; form++) {
+        if (params->forms[form]) {
+            size_t row_bytes =
+                quant_activation_row_bytes((enum activation_form)form, params->in_features);
+            assert(row_bytes > 0);
+            quant_rows->rows[form] = ops->scratch + num_used;
+            quant_rows->row_bytes[form] = row_bytes;
+            num_used += row_bytes * (size_t)params->num_tokens;
+        }
+    }
+    assert(num_used <= ops->scratch_bytes);
+    if (num_used > 0) {
+        run_loop(ops, quantize_piece, (struct loop){.params = params, .quant_rows = quant_rows},
+                 params->num_tokens, QUANTIZE_FLOPS * params->in_features, 1);
     }
 }
 
@@ -147,19 +215,23 @@ void ops_embedding(struct ops *ops, const struct embedding_params *params)
         assert(params->token_ids[token] >= 0 && params->token_ids[token] < params->vocab_size);
     }
 #endif
-    run_loop(ops, embedding_piece, params, 0, params->num_tokens, params->hidden_size, 1);
+    run_loop(ops, embedding_piece, (struct loop){.params = params}, params->num_tokens,
+             params->hidden_size, 1);
 }
 
 void ops_rmsnorm(struct ops *ops, const struct rmsnorm_params *params)
 {
     assert(params->num_tokens >= 0 && params->hidden_size > 0);
-    run_loop(ops, rmsnorm_piece, params, 0, params->num_tokens, 4.0 * params->hidden_size, 1);
+    run_loop(ops, rmsnorm_piece, (struct loop){.params = params}, params->num_tokens,
+             4.0 * params->hidden_size, 1);
 }
 
 void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num_linears)
 {
     int64_t num_cols = 0;
     double flops = 0.0;
+    struct quantize_params quantize = {.a = NULL};
+    struct quant_rows quant_rows;
     for (int32_t linear_idx = 0; linear_idx < num_linears; linear_idx++) {
         const struct linear_params *linear = &params[linear_idx];
         assert(linear->num_tokens == params[0].num_tokens && linear->num_tokens >= 0);
@@ -167,12 +239,24 @@ void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num
         assert(linear->out_features == 0 || view_is_valid(linear->weight));
         num_cols += linear->out_features;
         flops += 2.0 * linear->num_tokens * linear->in_features * linear->out_features;
+        if (linear->out_features > 0 && dtype_is_quantized(linear->weight.dtype)) {
+            assert(quantize.a == NULL ||
+                   (quantize.a == linear->a && quantize.a_stride == linear->a_stride &&
+                    quantize.in_features == linear->in_features));
+            quantize.a = linear->a;
+            quantize.a_stride = linear->a_stride;
+            quantize.num_tokens = linear->num_tokens;
+            quantize.in_features = linear->in_features;
+            quantize.forms[quant_activation_form(linear->weight.dtype)] = true;
+        }
     }
     if (num_cols == 0 || params[0].num_tokens == 0) {
         return;
     }
-    run_loop(ops, linear_piece, params, num_linears, num_cols, flops / (double)num_cols,
-             COLUMN_UNIT);
+    quantize_rows(ops, &quantize, &quant_rows);
+    run_loop(ops, linear_piece,
+             (struct loop){.params = params, .num_linears = num_linears, .quant_rows = &quant_rows},
+             num_cols, flops / (double)num_cols, COLUMN_UNIT);
 }
 
 void ops_rope_kv(struct ops *ops, const struct rope_kv_params *params)
@@ -180,7 +264,8 @@ void ops_rope_kv(struct ops *ops, const struct rope_kv_params *params)
     assert(params->num_tokens >= 0 && params->num_heads > 0);
     assert(kv_is_valid(&params->kv, params->layer_idx));
     double width = (double)(params->num_heads + 2 * params->kv.num_kv_heads) * params->kv.head_dim;
-    run_loop(ops, rope_kv_piece, params, 0, params->num_tokens, 3.0 * width, 1);
+    run_loop(ops, rope_kv_piece, (struct loop){.params = params}, params->num_tokens, 3.0 * width,
+             1);
 }
 
 void ops_attention(struct ops *ops, const struct attention_params *params)
@@ -188,6 +273,7 @@ void ops_attention(struct ops *ops, const struct attention_params *params)
     const struct kv_view *kv = &params->kv;
     assert(params->num_tokens >= 0 && kv_is_valid(kv, params->layer_idx));
     assert(params->num_heads > 0 && params->num_heads % kv->num_kv_heads == 0);
+    assert(params->window >= 0);
     if (params->num_tokens == 0) {
         return;
     }
@@ -195,10 +281,11 @@ void ops_attention(struct ops *ops, const struct attention_params *params)
     for (int32_t token = 0; token < params->num_tokens; token++) {
         assert(params->positions[token] >= 0 &&
                params->positions[token] / kv->block_size < params->max_blocks);
-        num_keys += params->positions[token] + 1.0;
+        num_keys += params->positions[token] + 1.0 - (double)attention_first_key(params, token);
     }
     double key_flops = 4.0 * params->num_heads / kv->num_kv_heads * kv->head_dim;
-    run_loop(ops, attention_piece, params, 0, (int64_t)params->num_tokens * kv->num_kv_heads,
+    run_loop(ops, attention_piece, (struct loop){.params = params},
+             (int64_t)params->num_tokens * kv->num_kv_heads,
              num_keys / params->num_tokens * key_flops, 1);
 }
 
@@ -209,6 +296,15 @@ void ops_gemm_swiglu(struct ops *ops, const struct gemm_swiglu_params *params)
     if (params->num_tokens == 0) {
         return;
     }
-    run_loop(ops, gemm_swiglu_piece, params, 0, params->intermediate_size,
-             4.0 * params->num_tokens * params->hidden_size, COLUMN_UNIT);
+    struct quantize_params quantize = {.a = params->a,
+                                       .a_stride = params->hidden_size,
+                                       .num_tokens = params->num_tokens,
+                                       .in_features = params->hidden_size};
+    struct quant_rows quant_rows;
+    quantize.forms[quant_activation_form(params->gate.dtype)] = true;
+    quantize.forms[quant_activation_form(params->up.dtype)] = true;
+    quantize_rows(ops, &quantize, &quant_rows);
+    run_loop(ops, gemm_swiglu_piece, (struct loop){.params = params, .quant_rows = &quant_rows},
+             params->intermediate_size, 4.0 * params->num_tokens * params->hidden_size,
+             COLUMN_UNIT);
 }

@@ -14,6 +14,7 @@
 #ifndef IMBREX_OPS_OPS_H
 #define IMBREX_OPS_OPS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -23,9 +24,14 @@
 struct ops; /* a thread pool and a table of kernels; one user at a time */
 
 /* cpu_features: bits of enum imbrex_cpu_features the kernels may use, as far as the machine has
- * them. */
-enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, struct ops **ops,
-                              struct imbrex_error *err);
+ * them. scratch [scratch_bytes], 4-byte aligned, is the caller's and lives as long as ops: where
+ * linear and gemm_swiglu keep quantised activations. A call over num_tokens rows of quantised
+ * weights with in_features elements takes num_tokens * ops_scratch_token_bytes(in_features);
+ * without any, NULL and 0 will do. */
+enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, void *scratch,
+                              size_t scratch_bytes, struct ops **ops, struct imbrex_error *err);
+/* Scratch for one token of any op with at most this many in_features; 0 for 0. */
+size_t ops_scratch_token_bytes(int64_t max_in_features);
 void ops_destroy(struct ops *ops);
 /* The fastest path in use: "avx2" or "ref". Static storage. */
 const char *ops_kernels_name(const struct ops *ops);
@@ -52,7 +58,8 @@ struct rmsnorm_params {
 };
 void ops_rmsnorm(struct ops *ops, const struct rmsnorm_params *params);
 
-/* d = a · weightᵀ + bias + residual */
+/* d = a · weightᵀ + bias + residual. With quantised weights, a is first brought into the blocks
+ * that its dot product is defined over (quant.h), once for all columns. */
 struct linear_params {
     const float *a;            /* [num_tokens, in_features], a_stride */
     struct weight_view weight; /* [out_features, in_features] */
@@ -63,43 +70,56 @@ struct linear_params {
     int32_t num_tokens, in_features, out_features;
 };
 /* num_linears independent products in one parallel loop (q, k and v, say). All have the same
- * num_tokens. */
+ * num_tokens; those with quantised weights also a, a_stride and in_features. */
 void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num_linears);
 
-/* Rotates q and k in place, then stores k and v in the cache.
- * RoPE in halves: (x[i], x[i + head_dim/2]) turns by positions[t] * theta_i. cos_sin holds cos and
- * sin. */
+/* Normalises, if asked to, and rotates q and k in place, then stores k and v in the cache.
+ * Norm: each head as ops_rmsnorm would a row. RoPE: (x[i], x[i + head_dim/2]), or, interleaved,
+ * (x[2i], x[2i + 1]), turns by positions[t] * theta_i. cos_sin holds cos and sin, both times the
+ * attention factor of the model. */
 struct rope_kv_params {
-    float *qkv; /* [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v
-                   heads */
-    const float
-        *cos_sin; /* [max position + 1, head_dim]: head_dim/2 cosines, then head_dim/2 sines */
-    const int32_t *positions;    /* [num_tokens] */
-    const int32_t *slot_mapping; /* [num_tokens]: slot that receives the token's k and v */
-    struct kv_view kv;           /* written: layer_idx of those slots */
+    /* [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads */
+    float *qkv;
+    /* [max position + 1, head_dim]: head_dim/2 cosines, then head_dim/2 sines */
+    const float *cos_sin;
+    const float *q_norm, *k_norm; /* [head_dim], or NULL: not normalised */
+    const int32_t *positions;     /* [num_tokens] */
+    const int32_t *slot_mapping;  /* [num_tokens]: slot that receives the token's k and v */
+    struct kv_view kv;            /* written: layer_idx of those slots */
     int32_t layer_idx, num_tokens, num_heads; /* head_dim (even) and num_kv_heads stand in kv */
+    float norm_eps;                           /* of q_norm and k_norm */
+    bool is_interleaved;
 };
 void ops_rope_kv(struct ops *ops, const struct rope_kv_params *params);
 
 /* Causal attention of each token over the cache of its own sequence: keys at positions [0,
- * positions[t]]. Query head h reads kv head h / (num_heads / num_kv_heads). d = softmax(scale * q ·
- * Kᵀ) · V. */
+ * positions[t]], the last `window` of them if there is a window; others are not read. Query head h
+ * reads kv head h / (num_heads / num_kv_heads). d = softmax(scale * q · Kᵀ) · V. */
 struct attention_params {
     const float *q;    /* [num_tokens, num_heads * head_dim], q_stride */
     float *d;          /* [num_tokens, num_heads * head_dim] */
     struct kv_view kv; /* read: layer_idx of the blocks in block_tables */
-    const int32_t
-        *block_tables;        /* [num_seqs, max_blocks]: block of positions [i * block_size, ...) */
+    /* [num_seqs, max_blocks]: block of positions [i * block_size, (i + 1) * block_size) */
+    const int32_t *block_tables;
     const int32_t *seq_idx;   /* [num_tokens]: row of block_tables */
     const int32_t *positions; /* [num_tokens] */
     int64_t q_stride;
     int32_t layer_idx, num_tokens, num_heads, max_blocks;
+    int32_t window; /* 0: none */
     float scale;
 };
 void ops_attention(struct ops *ops, const struct attention_params *params);
 
+/* The first position that a token attends to. */
+static inline int64_t attention_first_key(const struct attention_params *params, int64_t token)
+{
+    int64_t num_keys = (int64_t)params->positions[token] + 1;
+    return params->window > 0 && num_keys > params->window ? num_keys - params->window : 0;
+}
+
 /* d = silu(a · gateᵀ + gate_bias) * (a · upᵀ + up_bias), neither product stored. silu(x) = x / (1 +
- * exp(-x)). Source: GLU variants, arXiv 2002.05202. */
+ * exp(-x)). gate and up may differ in dtype; quantised ones as in linear. Source: GLU variants,
+ * arXiv 2002.05202. */
 struct gemm_swiglu_params {
     const float *a;                   /* [num_tokens, hidden_size] */
     struct weight_view gate, up;      /* [intermediate_size, hidden_size] */

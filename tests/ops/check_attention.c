@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention: batches of several sequences over scattered blocks. Blocks outside of the tables, the
- * places behind each sequence's last position, other layers and other heads hold NaN: a kernel that
- * reads one of them shows it. */
+ * places behind each sequence's last position and before its first window, other layers and other
+ * heads hold NaN: a kernel that reads one of them shows it. Table entries before the first window
+ * name no block: one that reads it crashes. */
 #include <math.h>
 
 #include "ops/harness.h"
@@ -11,6 +12,7 @@
 #define NUM_SEQS 3
 /* Measured 0.02 at most; one key of 4097 left out makes 0.3. */
 #define GLOBAL_RATIO 0.03
+#define NO_BLOCK (1 << 30)
 #define NUM_VICTIMS 5 /* places for a non-finite value */
 
 struct attention_shape {
@@ -39,8 +41,9 @@ static void expect_head(const struct attention_params *params, int64_t token, in
     const int32_t *table = params->block_tables + params->seq_idx[token] * params->max_blocks;
     const float *q = params->q + token * params->q_stride + (int64_t)head * head_dim;
     int32_t num_keys = params->positions[token] + 1;
+    int32_t first = params->window > 0 && num_keys > params->window ? num_keys - params->window : 0;
     double largest = -INFINITY, score_error = 0.0;
-    for (int32_t key = 0; key < num_keys; key++) {
+    for (int32_t key = first; key < num_keys; key++) {
         const float *k = kv_view_keys(kv, table[key / kv->block_size], params->layer_idx, kv_head) +
                          (int64_t)(key % kv->block_size) * head_dim;
         double sum = 0.0, magnitude = 0.0;
@@ -59,7 +62,7 @@ static void expect_head(const struct attention_params *params, int64_t token, in
     for (int32_t dim = 0; dim < head_dim; dim++) {
         expected[dim] = bound[dim] = 0.0;
     }
-    for (int32_t key = 0; key < num_keys; key++) {
+    for (int32_t key = first; key < num_keys; key++) {
         const float *v =
             kv_view_values(kv, table[key / kv->block_size], params->layer_idx, kv_head) +
             (int64_t)(key % kv->block_size) * head_dim;
@@ -84,10 +87,10 @@ static void expect_head(const struct attention_params *params, int64_t token, in
 }
 
 static void fill_blocks(struct harness *harness, const struct attention_shape *shape,
-                        const struct kv_view *kv, const int32_t *table, int32_t num_tokens,
-                        double k_scale)
+                        const struct kv_view *kv, const int32_t *table, int32_t first,
+                        int32_t num_tokens, double k_scale)
 {
-    for (int32_t position = 0; position < num_tokens; position++) {
+    for (int32_t position = first; position < num_tokens; position++) {
         for (int32_t head = 0; head < shape->num_kv_heads; head++) {
             int32_t block_idx = table[position / shape->block_size];
             int64_t offset = (int64_t)(position % shape->block_size) * shape->head_dim;
@@ -107,8 +110,8 @@ struct attention_case {
     int32_t context[NUM_SEQS];
 };
 
-static void build_case(struct harness *harness, struct attention_shape shape, int32_t num_seqs,
-                       double k_scale, struct attention_case *attention)
+static void build_case(struct harness *harness, struct attention_shape shape, int32_t window,
+                       int32_t num_seqs, double k_scale, struct attention_case *attention)
 {
     int32_t max_blocks = (shape.context + shape.block_size - 1) / shape.block_size + 1;
     int32_t num_blocks = num_seqs * max_blocks + 2;
@@ -136,8 +139,15 @@ static void build_case(struct harness *harness, struct attention_shape shape, in
         }
         int32_t context = shape.context - seq * (shape.context / 3);
         attention->context[seq] = context;
-        num_tokens += context < shape.num_new ? context : shape.num_new;
-        fill_blocks(harness, &shape, &kv, tables + seq * max_blocks, context, k_scale);
+        int32_t num_new = context < shape.num_new ? context : shape.num_new;
+        num_tokens += num_new;
+        /* The first position that the first new token sees. */
+        int32_t first = context - num_new + 1 - window;
+        first = window > 0 && first > 0 ? first : 0;
+        fill_blocks(harness, &shape, &kv, tables + seq * max_blocks, first, context, k_scale);
+        for (int32_t idx = 0; idx < first / shape.block_size; idx++) {
+            tables[seq * max_blocks + idx] = NO_BLOCK;
+        }
     }
     int64_t width = (int64_t)shape.num_heads * shape.head_dim, q_stride = width + shape.q_gap;
     size_t q_elements = (size_t)((num_tokens - 1) * q_stride + width);
@@ -171,6 +181,7 @@ static void build_case(struct harness *harness, struct attention_shape shape, in
                                                   .num_tokens = num_tokens,
                                                   .num_heads = shape.num_heads,
                                                   .max_blocks = max_blocks,
+                                                  .window = window,
                                                   .scale = 1.0f / sqrtf((float)shape.head_dim)};
 }
 
@@ -212,20 +223,21 @@ static void finish_case(struct harness *harness, struct attention_case *attentio
                                                        .global_ratio = global_ratio}}};
 }
 
-static void name_case(struct harness *harness, const struct attention_shape *shape)
+static void name_case(struct harness *harness, const struct attention_shape *shape, int32_t window)
 {
-    harness_case(harness, "%d/%d heads of %d, blocks of %d, context %d, %d new",
+    harness_case(harness, "%d/%d heads of %d, blocks of %d, context %d, %d new, window %d",
                  (int)shape->num_heads, (int)shape->num_kv_heads, (int)shape->head_dim,
-                 (int)shape->block_size, (int)shape->context, (int)shape->num_new);
+                 (int)shape->block_size, (int)shape->context, (int)shape->num_new, (int)window);
 }
 
-static void check_shape(struct harness *harness, struct attention_shape shape, double k_scale)
+static void check_shape(struct harness *harness, struct attention_shape shape, int32_t window,
+                        double k_scale)
 {
     for (int placement = 0; placement < PLACEMENT_COUNT; placement++) {
         struct attention_case attention;
-        name_case(harness, &shape);
+        name_case(harness, &shape, window);
         harness_set_placement(harness, (enum placement)placement);
-        build_case(harness, shape, NUM_SEQS, k_scale, &attention);
+        build_case(harness, shape, window, NUM_SEQS, k_scale, &attention);
         finish_case(harness, &attention, 1, GLOBAL_RATIO);
         harness_check(harness, &attention.plan);
         harness_end_case(harness);
@@ -242,9 +254,9 @@ static void check_non_finite(struct harness *harness)
     for (size_t idx = 0; idx < NUM_VICTIMS * sizeof(bad) / sizeof(bad[0]); idx++) {
         struct attention_case attention;
         float value = bad[idx / NUM_VICTIMS];
-        name_case(harness, &shape);
+        name_case(harness, &shape, 0);
         harness_set_placement(harness, PLACEMENT_END);
-        build_case(harness, shape, NUM_SEQS, 1.0, &attention);
+        build_case(harness, shape, 0, NUM_SEQS, 1.0, &attention);
         const struct attention_params *params = &attention.params;
         const struct kv_view *kv = &params->kv;
         /* Position 20 of sequence 0, kv head 1; q of its tokens is positive in that place. */
@@ -280,6 +292,24 @@ static void check_non_finite(struct harness *harness)
     }
 }
 
+/* Windows of one position, that begin and end at edges of blocks and beside them, that are longer
+ * than some or all of the sequences. */
+static void check_windows(struct harness *harness)
+{
+    static const struct attention_shape shapes[] = {
+        {4, 2, 32, 16, 65, 1, 0},   {4, 2, 32, 16, 64, 9, 3},   {3, 1, 6, 7, 40, 40, 2},
+        {14, 2, 64, 16, 96, 33, 7}, {2, 2, 64, 100, 230, 4, 0}, {2, 1, 320, 16, 40, 3, 0},
+        {2, 1, 8, 1, 9, 3, 0},
+    };
+    static const int32_t windows[] = {1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 64, 65, 100, 101, 4096};
+    harness_group(harness, "attention, sliding windows");
+    for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
+        for (size_t window = 0; window < sizeof(windows) / sizeof(windows[0]); window++) {
+            check_shape(harness, shapes[idx], windows[window], 1.0);
+        }
+    }
+}
+
 static void checks(struct harness *harness)
 {
     static const struct attention_shape shapes[] = {
@@ -292,19 +322,20 @@ static void checks(struct harness *harness)
     size_t num_shapes = sizeof(shapes) / sizeof(shapes[0]);
     harness_group(harness, "attention, normal scores");
     for (size_t idx = 0; idx < num_shapes; idx++) {
-        check_shape(harness, shapes[idx], 1.0);
+        check_shape(harness, shapes[idx], 0, 1.0);
     }
     /* Scores up to some hundreds: most weights vanish, the largest score changes often. */
     harness_group(harness, "attention, scores far apart");
     for (size_t idx = 0; idx < num_shapes; idx++) {
-        check_shape(harness, shapes[idx], 50.0);
+        check_shape(harness, shapes[idx], 0, 50.0);
     }
     harness_group(harness, "attention, denormal keys");
     for (size_t idx = 0; idx < 6; idx++) {
-        check_shape(harness, shapes[idx], 1e-40);
+        check_shape(harness, shapes[idx], 0, 1e-40);
     }
     harness_group(harness, "attention Qwen2.5-0.5B, context 600");
-    check_shape(harness, (struct attention_shape){14, 2, 64, 16, 600, 6, 256}, 1.0);
+    check_shape(harness, (struct attention_shape){14, 2, 64, 16, 600, 6, 256}, 0, 1.0);
+    check_windows(harness);
     check_non_finite(harness);
 }
 
@@ -313,21 +344,23 @@ static void benches(struct harness *harness)
     static const struct attention_shape shapes[] = {
         {14, 2, 64, 16, 512, 1, 256},   {14, 2, 64, 16, 4096, 1, 256},
         {14, 2, 64, 16, 128, 128, 256}, {14, 2, 64, 16, 1024, 128, 256},
-        {32, 8, 128, 16, 1024, 32, 0},
+        {32, 8, 128, 16, 1024, 32, 0},  {14, 2, 64, 16, 4096, 1, 256},
     };
+    static const int32_t windows[sizeof(shapes) / sizeof(shapes[0])] = {[5] = 512};
     for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
         struct attention_case attention;
         struct attention_shape shape = shapes[idx];
-        build_case(harness, shape, 1, 1.0, &attention);
-        harness_case(harness, "attention %d/%d x %d, %d keys, %d new", (int)shape.num_heads,
+        build_case(harness, shape, windows[idx], 1, 1.0, &attention);
+        harness_case(harness, "attention %d/%d x %d, %d keys, %d new%s", (int)shape.num_heads,
                      (int)shape.num_kv_heads, (int)shape.head_dim, (int)shape.context,
-                     (int)shape.num_new);
+                     (int)shape.num_new, windows[idx] > 0 ? ", window" : "");
         finish_case(harness, &attention, 17, 0.0);
         attention.plan.whole_only = true;
         harness_check(harness, &attention.plan);
         double num_keys = 0.0;
         for (int32_t token = 0; token < attention.params.num_tokens; token++) {
-            num_keys += attention.params.positions[token] + 1.0;
+            num_keys += attention.params.positions[token] + 1.0 -
+                        (double)attention_first_key(&attention.params, token);
         }
         harness_bench(harness, &attention.plan, NULL,
                       num_keys * 4.0 * shape.num_heads * shape.head_dim,

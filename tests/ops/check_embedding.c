@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* embedding: widening is exact, so every bit must match: all dtypes, odd addresses, first and last
- * row, repeated ids, infinities, NaN and subnormals in the table. */
+ * row, repeated ids, infinities, NaN and subnormals in tables of plain types. */
 #include <math.h>
 
 #include "ops/harness.h"
@@ -24,14 +24,14 @@ static void build_case(struct harness *harness, int32_t num_tokens, int32_t hidd
 {
     int64_t num_weights = (int64_t)vocab_size * hidden_size;
     int64_t num_outputs = (int64_t)num_tokens * hidden_size;
-    void *table = harness_place(harness, (size_t)num_weights * dtype_bytes(dtype), shift);
+    void *table = harness_place(harness, dtype_row_bytes(dtype, num_weights), shift);
     int32_t *token_ids = harness_place(harness, (size_t)num_tokens * sizeof(int32_t), 0);
     float *d = harness_place(harness, (size_t)num_outputs * sizeof(float), 0);
     harness_fill_weights(harness, table, dtype, num_weights, 1.0);
     /* What widening could get wrong, in the first row. */
     static const double special[] = {-0.0,    INFINITY,     -INFINITY, NAN,
                                      0x1p-24, -0x1.ff8p-15, 0x1p-14,   65504.0};
-    for (int32_t idx = 0; idx < 8 && idx < hidden_size; idx++) {
+    for (int32_t idx = 0; idx < 8 && idx < hidden_size && !dtype_is_quantized(dtype); idx++) {
         harness_store_weight(table, dtype, idx, special[idx]);
     }
     for (int32_t token = 0; token < num_tokens; token++) {
@@ -43,9 +43,9 @@ static void build_case(struct harness *harness, int32_t num_tokens, int32_t hidd
     harness_seal(harness, token_ids);
     double *expected = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
     double *bound = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
-    for (int64_t idx = 0; idx < num_outputs; idx++) {
-        int64_t row = token_ids[idx / hidden_size];
-        expected[idx] = harness_weight(table, dtype, row * hidden_size + idx % hidden_size);
+    for (int64_t token = 0; token < num_tokens; token++) {
+        harness_weight_row(harness, (struct weight_view){table, dtype}, token_ids[token],
+                           hidden_size, expected + token * hidden_size);
     }
     embedding->params = (struct embedding_params){.token_ids = token_ids,
                                                   .table = {table, dtype},
@@ -67,11 +67,15 @@ static void build_case(struct harness *harness, int32_t num_tokens, int32_t hidd
 
 static void checks(struct harness *harness)
 {
-    static const int32_t num_tokens[] = {1, 7, 65}, widths[] = {1, 7, 63, 65, 896, 4097};
+    static const int32_t num_tokens[] = {1, 7, 65}, plain_widths[] = {1, 7, 63, 65, 896, 4097},
+                         block_widths[] = {1, 2, 3, 4, 7, 16}; /* in blocks */
     for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        bool is_plain = dtype < DTYPE_NUM_PLAIN;
+        const int32_t *widths = is_plain ? plain_widths : block_widths;
         harness_group(harness, "embedding %s", dtype_name((enum dtype)dtype));
         for (size_t idx = 0; idx < 3 * 6 * PLACEMENT_COUNT; idx++) {
-            int32_t tokens = num_tokens[idx % 3], width = widths[idx / 3 % 6];
+            int32_t tokens = num_tokens[idx % 3];
+            int32_t width = widths[idx / 3 % 6] * dtype_block_elements((enum dtype)dtype);
             struct embedding_case embedding;
             struct check_plan plan;
             harness_case(harness, "%d tokens x %d, case %zu", (int)tokens, (int)width, idx);
@@ -88,11 +92,11 @@ static void benches(struct harness *harness)
     for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
         struct embedding_case embedding;
         struct check_plan plan;
-        harness_case(harness, "embedding %s 128x896", dtype_name((enum dtype)dtype));
-        build_case(harness, 128, 896, 4096, (enum dtype)dtype, 0, &embedding, &plan);
+        harness_case(harness, "embedding %s 128x1024", dtype_name((enum dtype)dtype));
+        build_case(harness, 128, 1024, 4096, (enum dtype)dtype, 0, &embedding, &plan);
         harness_check(harness, &plan);
         harness_bench(harness, &plan, NULL, 0.0,
-                      128.0 * 896.0 * (4.0 + (double)dtype_bytes((enum dtype)dtype)));
+                      128.0 * (1024.0 * 4.0 + (double)dtype_row_bytes((enum dtype)dtype, 1024)));
         harness_end_case(harness);
     }
 }

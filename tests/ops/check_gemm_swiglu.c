@@ -24,23 +24,17 @@ struct product {
     double value, bound;
 };
 
-static struct product dot(const float *a, const double *weights, int32_t count, double bias)
+static struct product dot(enum dtype dtype, const double *a, const double *weights, int32_t count,
+                          double bias)
 {
-    double sum = 0.0, magnitude = fabs(bias);
+    double sum = 0.0, magnitude = 0.0;
     for (int32_t k = 0; k < count; k++) {
         double term = a[k] * weights[k];
         sum += term;
         magnitude += fabs(term);
     }
-    return (struct product){sum + bias,
-                            (count / 4.0 + 8.0) * HARNESS_UNIT * magnitude + count * 0x1p-150};
-}
-
-static void widen_row(struct weight_view weight, int64_t row_idx, int32_t count, double *row)
-{
-    for (int32_t k = 0; k < count; k++) {
-        row[k] = harness_weight(weight.elements, weight.dtype, row_idx * count + k);
-    }
+    return (struct product){sum + bias, harness_product_bound(dtype, count, magnitude) +
+                                            2.0 * HARNESS_UNIT * (magnitude + fabs(bias))};
 }
 
 static void expect_element(struct product gate, struct product up, double *expected, double *bound)
@@ -68,19 +62,28 @@ static void expect_swiglu(struct harness *harness, const struct gemm_swiglu_para
     int32_t k = params->hidden_size;
     double *gate_row = harness_alloc(harness, (size_t)k, sizeof(double));
     double *up_row = harness_alloc(harness, (size_t)k, sizeof(double));
+    size_t num_inputs = (size_t)params->num_tokens * (size_t)k;
+    double *gate_seen = harness_alloc(harness, num_inputs, sizeof(double));
+    double *up_seen = harness_alloc(harness, num_inputs, sizeof(double));
+    bool is_quantized = dtype_is_quantized(params->gate.dtype);
+    for (int64_t token = 0; token < params->num_tokens; token++) {
+        const float *a = params->a + token * k;
+        harness_activations(harness, params->gate.dtype, a, k, gate_seen + token * k);
+        harness_activations(harness, params->up.dtype, a, k, up_seen + token * k);
+    }
     for (int64_t col = 0; col < params->intermediate_size; col++) {
         double gate_bias = params->gate_bias == NULL ? 0.0 : params->gate_bias[col];
         double up_bias = params->up_bias == NULL ? 0.0 : params->up_bias[col];
-        widen_row(params->gate, col, k, gate_row);
-        widen_row(params->up, col, k, up_row);
+        harness_weight_row(harness, params->gate, col, k, gate_row);
+        harness_weight_row(harness, params->up, col, k, up_row);
         for (int64_t token = 0; token < params->num_tokens; token++) {
             int64_t idx = token * params->intermediate_size + col;
             if (token % row_step != 0 && token + 1 != params->num_tokens) {
                 bound[idx] = INFINITY;
                 continue;
             }
-            const float *a = params->a + token * k;
-            expect_element(dot(a, gate_row, k, gate_bias), dot(a, up_row, k, up_bias),
+            expect_element(dot(params->gate.dtype, gate_seen + token * k, gate_row, k, gate_bias),
+                           dot(params->up.dtype, up_seen + token * k, up_row, k, up_bias),
                            &expected[idx], &bound[idx]);
         }
     }
@@ -90,7 +93,8 @@ static void expect_swiglu(struct harness *harness, const struct gemm_swiglu_para
                                     .stride = params->intermediate_size,
                                     .expected = expected,
                                     .bound = bound,
-                                    .global_ratio = fmin(0.5, 8.0 / (k / 4.0 + 8.0))};
+                                    .global_ratio =
+                                        is_quantized ? 0.2 : fmin(0.5, 8.0 / (k / 4.0 + 8.0))};
 }
 
 static void build_case(struct harness *harness, struct swiglu_shape shape, enum dtype gate_dtype,
@@ -99,8 +103,8 @@ static void build_case(struct harness *harness, struct swiglu_shape shape, enum 
 {
     int64_t m = shape.num_tokens, k = shape.hidden_size, n = shape.intermediate_size;
     float *a = harness_place(harness, (size_t)(m * k) * sizeof(float), 0);
-    void *gate = harness_place(harness, (size_t)(n * k) * dtype_bytes(gate_dtype), shift);
-    void *up = harness_place(harness, (size_t)(n * k) * dtype_bytes(up_dtype), (shift + 1) % 4);
+    void *gate = harness_place(harness, dtype_row_bytes(gate_dtype, n * k), shift);
+    void *up = harness_place(harness, dtype_row_bytes(up_dtype, n * k), (shift + 1) % 4);
     float *d = harness_place(harness, (size_t)(m * n) * sizeof(float), 0);
     harness_fill(harness, a, m, k, k, a_scale);
     harness_fill_weights(harness, gate, gate_dtype, n * k, 1.0);
@@ -191,10 +195,13 @@ static void checks(struct harness *harness)
         {1, 1, 1},   {1, 7, 63}, {2, 8, 65},   {3, 63, 7},  {4, 65, 8},   {5, 64, 172},
         {6, 172, 3}, {7, 9, 17}, {13, 31, 66}, {65, 65, 7}, {1, 4097, 7}, {7, 64, 4097},
     };
+    /* hidden_size in blocks */
+    static const struct swiglu_shape block_tails[] = {{3, 1, 65}, {1, 3, 7},  {2, 2, 8},
+                                                      {7, 5, 17}, {13, 1, 9}, {65, 3, 3}};
     static const struct swiglu_shape layers[] = {{1, 896, 4864}, {7, 896, 200}};
     static const double scales[INPUT_KIND_COUNT] = {1.0, 1e15, 1e-40};
     size_t num_tails = sizeof(tails) / sizeof(tails[0]);
-    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+    for (int dtype = 0; dtype < DTYPE_NUM_PLAIN; dtype++) {
         enum dtype both = (enum dtype)dtype;
         for (int kind = 0; kind < INPUT_KIND_COUNT; kind++) {
             harness_group(harness, "gemm_swiglu %s tails, %s", dtype_name(both),
@@ -207,9 +214,22 @@ static void checks(struct harness *harness)
         check_shape(harness, layers[0], both, both, 0.05, 0);
         check_shape(harness, layers[1], both, both, 0.05, 1);
     }
+    for (int dtype = DTYPE_NUM_PLAIN; dtype < DTYPE_COUNT; dtype++) {
+        enum dtype both = (enum dtype)dtype;
+        harness_group(harness, "gemm_swiglu %s", dtype_name(both));
+        for (size_t idx = 0; idx < sizeof(block_tails) / sizeof(block_tails[0]); idx++) {
+            struct swiglu_shape shape = block_tails[idx];
+            shape.hidden_size *= dtype_block_elements(both);
+            check_shape(harness, shape, both, both, idx == 0 ? 20.0 : 0.05, idx);
+        }
+    }
     harness_group(harness, "gemm_swiglu, gate and up of two dtypes");
     check_shape(harness, tails[4], DTYPE_BF16, DTYPE_F32, 1.0, 0);
     check_shape(harness, tails[5], DTYPE_F16, DTYPE_BF16, 1.0, 1);
+    check_shape(harness, (struct swiglu_shape){5, 896, 9}, DTYPE_Q5_0, DTYPE_Q8_0, 0.05, 0);
+    check_shape(harness, (struct swiglu_shape){4, 512, 7}, DTYPE_Q4_K, DTYPE_Q6_K, 0.05, 1);
+    check_shape(harness, (struct swiglu_shape){3, 256, 8}, DTYPE_Q8_0, DTYPE_Q5_K, 0.05, 2);
+    check_shape(harness, (struct swiglu_shape){2, 64, 17}, DTYPE_BF16, DTYPE_Q4_1, 0.05, 3);
     check_silu(harness);
 }
 
@@ -227,7 +247,7 @@ static void bench_shape(struct harness *harness, struct swiglu_shape shape, enum
     plan.whole_only = !fast_only;
     harness_check(harness, &plan);
     harness_bench(harness, &plan, NULL, 4.0 * m * k * n,
-                  2.0 * n * k * (double)dtype_bytes(dtype) + 4.0 * m * (k + n));
+                  2.0 * (double)dtype_row_bytes(dtype, (int64_t)(n * k)) + 4.0 * m * (k + n));
     harness_end_case(harness);
 }
 

@@ -39,8 +39,8 @@ static void run_linear(struct ops *ops, void *arg, int32_t first, int32_t count)
     ops_linear(ops, params, linear->num_linears);
 }
 
-/* What one linear must give. Four partial sums or more: each term is rounded at most K / 4 + 3
- * times, its product once; bias and residual add two. row_step > 1 leaves rows out. */
+/* What one linear must give; bias and residual add a rounding each. row_step > 1 leaves rows
+ * out. */
 static void expect_linear(struct harness *harness, const struct linear_params *params,
                           const float *residual, int64_t residual_stride, int32_t row_step,
                           struct check_output *output)
@@ -48,20 +48,24 @@ static void expect_linear(struct harness *harness, const struct linear_params *p
     int64_t num_outputs = (int64_t)params->num_tokens * params->out_features;
     double *expected = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
     double *bound = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
+    int64_t num_inputs = (int64_t)params->num_tokens * params->in_features;
     double *row = harness_alloc(harness, (size_t)params->in_features, sizeof(double));
+    double *seen = harness_alloc(harness, (size_t)num_inputs, sizeof(double));
     double max_roundings = params->in_features / 4.0 + 8.0;
+    bool is_quantized = dtype_is_quantized(params->weight.dtype);
+    for (int64_t token = 0; token < params->num_tokens; token++) {
+        harness_activations(harness, params->weight.dtype, params->a + token * params->a_stride,
+                            params->in_features, seen + token * params->in_features);
+    }
     for (int64_t col = 0; col < params->out_features; col++) {
-        for (int64_t k = 0; k < params->in_features; k++) {
-            row[k] = harness_weight(params->weight.elements, params->weight.dtype,
-                                    col * params->in_features + k);
-        }
+        harness_weight_row(harness, params->weight, col, params->in_features, row);
         for (int64_t token = 0; token < params->num_tokens; token++) {
             int64_t idx = token * params->out_features + col;
             if (token % row_step != 0 && token + 1 != params->num_tokens) {
                 bound[idx] = INFINITY;
                 continue;
             }
-            const float *a = params->a + token * params->a_stride;
+            const double *a = seen + token * params->in_features;
             double sum = 0.0, magnitude = 0.0;
             for (int64_t k = 0; k < params->in_features; k++) {
                 sum += a[k] * row[k];
@@ -70,9 +74,9 @@ static void expect_linear(struct harness *harness, const struct linear_params *p
             double bias = params->bias == NULL ? 0.0 : params->bias[col];
             double added = residual == NULL ? 0.0 : residual[token * residual_stride + col];
             expected[idx] = sum + bias + added;
-            magnitude += fabs(bias) + fabs(added);
-            /* A subnormal product is off by half of 2^-149. */
-            bound[idx] = max_roundings * HARNESS_UNIT * magnitude + params->in_features * 0x1p-150;
+            bound[idx] =
+                harness_product_bound(params->weight.dtype, params->in_features, magnitude) +
+                2.0 * HARNESS_UNIT * (magnitude + fabs(bias) + fabs(added));
             if (!isfinite(expected[idx])) {
                 bound[idx] = 0.0;
             }
@@ -85,7 +89,7 @@ static void expect_linear(struct harness *harness, const struct linear_params *p
                                     .expected = expected,
                                     .bound = bound,
                                     /* Roundings are random: on the average far below the sum. */
-                                    .global_ratio = 4.0 / max_roundings};
+                                    .global_ratio = is_quantized ? 0.2 : 4.0 / max_roundings};
 }
 
 static double weight_scale(enum input_kind kind)
@@ -108,29 +112,30 @@ static void fill_case(struct harness *harness, struct linear_shape shape, enum d
     size_t a_elements = (size_t)((m - 1) * params->a_stride + k);
     size_t d_elements = (size_t)((m - 1) * params->d_stride + n);
     float *a = harness_place(harness, a_elements * sizeof(float), 0);
-    void *weight = harness_place(harness, (size_t)(n * k) * dtype_bytes(dtype), shift);
+    void *weight = harness_place(harness, dtype_row_bytes(dtype, n * k), shift);
+    double a_scale = harness_activation_scale(dtype, kind);
     params->d = harness_place(harness, d_elements * sizeof(float), 0);
-    harness_fill(harness, a, m, k, params->a_stride, input_kind_scale(kind));
+    harness_fill(harness, a, m, k, params->a_stride, a_scale);
     harness_fill_weights(harness, weight, dtype, n * k, weight_scale(kind));
     params->a = a;
     params->weight = (struct weight_view){weight, dtype};
     if (extras == EXTRA_BIAS || extras == EXTRA_BOTH) {
         float *bias = harness_place(harness, (size_t)n * sizeof(float), 0);
-        harness_fill(harness, bias, 1, n, n, input_kind_scale(kind));
+        harness_fill(harness, bias, 1, n, n, a_scale);
         harness_seal(harness, bias);
         params->bias = bias;
     }
     float *residual = NULL;
     if (extras == EXTRA_RESIDUAL || extras == EXTRA_BOTH) {
         residual = harness_place(harness, d_elements * sizeof(float), 0);
-        harness_fill(harness, residual, m, n, params->d_stride, input_kind_scale(kind));
+        harness_fill(harness, residual, m, n, params->d_stride, a_scale);
         harness_seal(harness, residual);
         params->residual = residual;
     }
     float *initial = NULL;
     if (extras == EXTRA_IN_PLACE) {
         initial = harness_alloc(harness, (size_t)(m * n), sizeof(float));
-        harness_fill(harness, initial, m, n, n, input_kind_scale(kind));
+        harness_fill(harness, initial, m, n, n, a_scale);
         params->residual = params->d;
     }
     harness_seal(harness, a);
@@ -145,10 +150,12 @@ static void fill_case(struct harness *harness, struct linear_shape shape, enum d
     }
 }
 
-static void check_shapes(struct harness *harness, const char *group,
-                         const struct linear_shape *shapes, size_t num_shapes, enum input_kind kind)
+/* in_features of the shapes are counted in blocks of each dtype in [first, end). */
+static void check_shapes(struct harness *harness, const char *group, enum dtype first,
+                         enum dtype end, const struct linear_shape *shapes, size_t num_shapes,
+                         enum input_kind kind)
 {
-    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+    for (int dtype = (int)first; dtype < (int)end; dtype++) {
         harness_group(harness, "linear %s %s, %s", dtype_name((enum dtype)dtype), group,
                       input_kind_name(kind));
         for (size_t idx = 0; idx < num_shapes; idx++) {
@@ -156,15 +163,16 @@ static void check_shapes(struct harness *harness, const char *group,
                 enum extras extras = (enum extras)((idx + (size_t)dtype) % EXTRA_COUNT);
                 int32_t gap = (int32_t)(idx % 3) * 5;
                 size_t shift = (idx + (size_t)placement) % 4;
+                struct linear_shape shape = shapes[idx];
                 struct linear_case linear = {0};
                 struct check_plan plan;
+                shape.in_features *= dtype_block_elements((enum dtype)dtype);
                 harness_case(harness, "%dx%dx%d, extras %d, gap %d, shift %zu, placement %d",
-                             (int)shapes[idx].num_tokens, (int)shapes[idx].in_features,
-                             (int)shapes[idx].out_features, (int)extras, (int)gap, shift,
-                             placement);
+                             (int)shape.num_tokens, (int)shape.in_features, (int)shape.out_features,
+                             (int)extras, (int)gap, shift, placement);
                 harness_set_placement(harness, (enum placement)placement);
-                fill_case(harness, shapes[idx], (enum dtype)dtype, kind, extras, gap, shift,
-                          &linear, &plan);
+                fill_case(harness, shape, (enum dtype)dtype, kind, extras, gap, shift, &linear,
+                          &plan);
                 harness_check(harness, &plan);
                 harness_end_case(harness);
             }
@@ -175,7 +183,12 @@ static void check_shapes(struct harness *harness, const char *group,
 /* q, k and v: different widths and dtypes, one destination row. */
 static void check_several(struct harness *harness)
 {
-    static const struct linear_shape shapes[] = {{1, 64, 9}, {5, 172, 64}, {7, 65, 33}};
+    static const struct linear_shape shapes[] = {{1, 64, 9},   {5, 172, 64}, {7, 65, 33},
+                                                 {3, 256, 17}, {1, 512, 9},  {7, 256, 12}};
+    static const enum dtype dtypes[][MAX_LINEARS] = {
+        {DTYPE_F32, DTYPE_F16, DTYPE_BF16},   {DTYPE_F32, DTYPE_F16, DTYPE_BF16},
+        {DTYPE_BF16, DTYPE_F32, DTYPE_F16},   {DTYPE_Q4_K, DTYPE_Q8_0, DTYPE_Q6_K},
+        {DTYPE_Q4_1, DTYPE_BF16, DTYPE_Q5_0}, {DTYPE_F16, DTYPE_Q5_K, DTYPE_Q4_0}};
     harness_group(harness, "linear, three in one call");
     for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
         int32_t m = shapes[idx].num_tokens, k = shapes[idx].in_features;
@@ -191,10 +204,11 @@ static void check_several(struct harness *harness)
         harness_fill(harness, a, m, k, k, 1.0);
         harness_seal(harness, a);
         for (int32_t part = 0; part < MAX_LINEARS; part++) {
-            enum dtype dtype = (enum dtype)(part % DTYPE_COUNT);
-            size_t num_weights = (size_t)widths[part] * (size_t)k;
-            void *weight = harness_place(harness, num_weights * dtype_bytes(dtype), (size_t)part);
-            harness_fill_weights(harness, weight, dtype, (int64_t)num_weights, 1.0);
+            enum dtype dtype = dtypes[idx][part];
+            int64_t num_weights = (int64_t)widths[part] * k;
+            void *weight =
+                harness_place(harness, dtype_row_bytes(dtype, num_weights), (size_t)part);
+            harness_fill_weights(harness, weight, dtype, num_weights, 1.0);
             harness_seal(harness, weight);
             linear.params[part] = (struct linear_params){.a = a,
                                                          .weight = {weight, dtype},
@@ -220,6 +234,8 @@ static void check_non_finite(struct harness *harness)
     for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]) * DTYPE_COUNT; idx++) {
         struct linear_shape shape = shapes[idx / DTYPE_COUNT];
         enum dtype dtype = (enum dtype)(idx % DTYPE_COUNT);
+        bool is_quantized = dtype_is_quantized(dtype);
+        shape.in_features *= dtype_block_elements(dtype);
         int32_t m = shape.num_tokens, k = shape.in_features, n = shape.out_features;
         struct linear_case linear = {.num_linears = 1};
         struct check_plan plan = {
@@ -227,17 +243,21 @@ static void check_non_finite(struct harness *harness)
         harness_case(harness, "%dx%dx%d %s", (int)m, (int)k, (int)n, dtype_name(dtype));
         harness_set_placement(harness, PLACEMENT_END);
         float *a = harness_place(harness, (size_t)(m * k) * sizeof(float), 0);
-        void *weight = harness_place(harness, (size_t)(n * k) * dtype_bytes(dtype), 0);
+        void *weight = harness_place(harness, dtype_row_bytes(dtype, (int64_t)n * k), 0);
         float *d = harness_place(harness, (size_t)(m * n) * sizeof(float), 0);
         harness_fill(harness, a, m, k, k, 1.0);
-        harness_fill_weights(harness, weight, dtype, n * k, 1.0);
+        harness_fill_weights(harness, weight, dtype, (int64_t)n * k, 1.0);
         a[1 * k + k - 1] = INFINITY;
         a[2 * k] = NAN;
         a[3 * k] = INFINITY;
         a[3 * k + 1] = -INFINITY;
-        harness_store_weight(weight, dtype, 4 * k + k - 1, NAN);
-        harness_store_weight(weight, dtype, 5 * k, -INFINITY);
-        harness_store_weight(weight, dtype, 6 * k + k - 1, 0.0); /* inf * 0 */
+        if (is_quantized) {
+            harness_store_scale(weight, dtype, (int64_t)4 * k, NAN);
+        } else {
+            harness_store_weight(weight, dtype, 4 * k + k - 1, NAN);
+            harness_store_weight(weight, dtype, 5 * k, -INFINITY);
+            harness_store_weight(weight, dtype, 6 * k + k - 1, 0.0); /* inf * 0 */
+        }
         harness_seal(harness, a);
         harness_seal(harness, weight);
         linear.params[0] = (struct linear_params){.a = a,
@@ -264,11 +284,27 @@ static void checks(struct harness *harness)
     static const struct linear_shape layers[] = {
         {1, 896, 896}, {7, 896, 128}, {1, 896, 4864}, {2, 4864, 896}, {12, 896, 152},
     };
+    /* in_features in blocks */
+    static const struct linear_shape block_tails[] = {
+        {1, 1, 1},  {1, 3, 63}, {2, 1, 65},  {3, 2, 7},
+        {5, 4, 16}, {7, 7, 17}, {13, 1, 66}, {65, 3, 9},
+    };
+    static const struct linear_shape block_layers[] = {{1, 28, 896}, {7, 28, 128}, {2, 152, 96}};
+    static const struct linear_shape k_layers[] = {{1, 19, 896}, {7, 19, 65}};
     size_t num_tails = sizeof(tails) / sizeof(tails[0]);
+    size_t num_block_tails = sizeof(block_tails) / sizeof(block_tails[0]);
     for (int kind = 0; kind < INPUT_KIND_COUNT; kind++) {
-        check_shapes(harness, "tails", tails, num_tails, (enum input_kind)kind);
+        check_shapes(harness, "tails", DTYPE_F32, DTYPE_NUM_PLAIN, tails, num_tails,
+                     (enum input_kind)kind);
+        check_shapes(harness, "tails", DTYPE_NUM_PLAIN, DTYPE_COUNT, block_tails, num_block_tails,
+                     (enum input_kind)kind);
     }
-    check_shapes(harness, "Qwen2.5-0.5B", layers, sizeof(layers) / sizeof(layers[0]), INPUT_NORMAL);
+    check_shapes(harness, "Qwen2.5-0.5B", DTYPE_F32, DTYPE_NUM_PLAIN, layers,
+                 sizeof(layers) / sizeof(layers[0]), INPUT_NORMAL);
+    check_shapes(harness, "Qwen2.5-0.5B", DTYPE_Q8_0, DTYPE_Q4_K, block_layers,
+                 sizeof(block_layers) / sizeof(block_layers[0]), INPUT_NORMAL);
+    check_shapes(harness, "Qwen2.5-0.5B", DTYPE_Q4_K, DTYPE_COUNT, k_layers,
+                 sizeof(k_layers) / sizeof(k_layers[0]), INPUT_NORMAL);
     check_several(harness);
     check_non_finite(harness);
 }
@@ -288,7 +324,7 @@ static void bench_shape(struct harness *harness, struct linear_shape shape, enum
                         bool fast_only)
 {
     int64_t m = shape.num_tokens, k = shape.in_features, n = shape.out_features;
-    size_t weight_bytes = (size_t)(n * k) * dtype_bytes(dtype);
+    size_t weight_bytes = dtype_row_bytes(dtype, n * k);
     struct linear_case linear = {.num_linears = 1, .copy_bytes = (weight_bytes + 63) / 64 * 64};
     linear.num_copies = shape.num_tokens > 16 ? 1 : (int32_t)(ROTATED_BYTES / weight_bytes) + 1;
     harness_case(harness, "linear %s %dx%dx%d", dtype_name(dtype), (int)m, (int)k, (int)n);
@@ -339,6 +375,9 @@ static void benches(struct harness *harness)
     }
     bench_shape(harness, decode[1], DTYPE_F16, false);
     bench_shape(harness, decode[1], DTYPE_F32, false);
+    for (int dtype = DTYPE_NUM_PLAIN; dtype < DTYPE_COUNT; dtype++) {
+        bench_shape(harness, (struct linear_shape){1, 1024, 4096}, (enum dtype)dtype, false);
+    }
     bench_shape(harness, (struct linear_shape){16, 896, 896}, DTYPE_BF16, false);
     for (size_t idx = 0; idx < sizeof(prefill) / sizeof(prefill[0]); idx++) {
         bench_shape(harness, prefill[idx], DTYPE_BF16, true);

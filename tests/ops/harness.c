@@ -14,11 +14,15 @@
 #include "base/clock.h"
 #include "base/thread_pool.h"
 #include "ops/cpu/cpu_kernels.h"
+#include "ops/quant.h"
 
 #define MAX_BUFFERS 64
 #define CANARY_BYTE 0xa5
 #define POISON_BITS 0x7fc5a5a5u /* a NaN that no computation makes */
 #define MAX_PRINTED_FAILURES 20
+#define SCRATCH_TOKENS 512 /* the largest bench */
+#define SCRATCH_FEATURES 4864
+#define SCRATCH_POISONED_BYTES 65536 /* before each run: what a small case uses */
 
 struct check_path {
     const char *name;
@@ -50,6 +54,8 @@ struct harness {
     struct ops *ops[NUM_PATHS][NUM_THREAD_COUNTS]; /* NULL: not on this machine */
     struct ops *bench_ops[NUM_PATHS][2];           /* 1 thread, all CPUs */
     double read_gbps[2];                           /* memory bandwidth of the same two */
+    void *scratch;                                 /* of whichever ops runs */
+    size_t scratch_bytes;
 };
 
 /* For the signal handler only. */
@@ -334,7 +340,7 @@ static uint16_t f16_from_double(double value)
 
 void harness_store_weight(void *weights, enum dtype dtype, int64_t idx, double value)
 {
-    unsigned char *at = (unsigned char *)weights + idx * (int64_t)dtype_bytes(dtype);
+    unsigned char *at = (unsigned char *)weights + idx * (int64_t)dtype_block_bytes(dtype);
     float narrow = (float)value;
     uint16_t half;
     switch (dtype) {
@@ -355,9 +361,57 @@ void harness_store_weight(void *weights, enum dtype dtype, int64_t idx, double v
     }
 }
 
+/* The root mean square of the integers, and the offsets of scale and min in a block. */
+struct block_shape {
+    double scale_divisor, min_factor; /* scale = size / divisor; min = -factor * scale */
+    int scale_offset, min_offset;     /* min_offset < 0: there is none */
+};
+
+static const struct block_shape block_shapes[DTYPE_COUNT] = {
+    [DTYPE_Q8_0] = {74.0, 0.0, 0, -1},   [DTYPE_Q4_0] = {4.6, 0.0, 0, -1},
+    [DTYPE_Q4_1] = {4.6, 7.5, 0, 2},     [DTYPE_Q5_0] = {9.2, 0.0, 0, -1},
+    [DTYPE_Q5_1] = {9.2, 15.5, 0, 2},    [DTYPE_Q4_K] = {170.0, -7.5, 0, 2},
+    [DTYPE_Q5_K] = {340.0, -15.5, 0, 2}, [DTYPE_Q6_K] = {1370.0, 0.0, 208, -1},
+};
+
+void harness_store_scale(void *weights, enum dtype dtype, int64_t idx, double scale)
+{
+    int64_t block = idx / dtype_block_elements(dtype);
+    uint16_t half = f16_from_double(scale);
+    memcpy((unsigned char *)weights + block * (int64_t)dtype_block_bytes(dtype) +
+               block_shapes[dtype].scale_offset,
+           &half, sizeof(half));
+}
+
+static void fill_blocks(struct harness *harness, unsigned char *blocks, enum dtype dtype,
+                        int64_t count, double scale)
+{
+    const struct block_shape *shape = &block_shapes[dtype];
+    size_t num_bytes = dtype_row_bytes(dtype, count), block_bytes = dtype_block_bytes(dtype);
+    for (size_t idx = 0; idx < num_bytes; idx++) {
+        blocks[idx] = (unsigned char)random_bits(harness);
+    }
+    for (size_t at = 0; at < num_bytes; at += block_bytes) {
+        /* Scales of either sign: the formats allow it. */
+        double spread = 0.5 + (double)harness_random_below(harness, 1000) / 1000.0;
+        double block_scale = scale * spread / shape->scale_divisor;
+        block_scale = harness_random_below(harness, 2) == 0 ? block_scale : -block_scale;
+        uint16_t half = f16_from_double(block_scale);
+        memcpy(blocks + at + shape->scale_offset, &half, sizeof(half));
+        if (shape->min_offset >= 0) {
+            half = f16_from_double(-shape->min_factor * block_scale);
+            memcpy(blocks + at + shape->min_offset, &half, sizeof(half));
+        }
+    }
+}
+
 void harness_fill_weights(struct harness *harness, void *weights, enum dtype dtype, int64_t count,
                           double scale)
 {
+    if (dtype_is_quantized(dtype)) {
+        fill_blocks(harness, weights, dtype, count, scale);
+        return;
+    }
     for (int64_t idx = 0; idx < count; idx++) {
         harness_store_weight(weights, dtype, idx, harness_random(harness) * scale);
     }
@@ -365,7 +419,8 @@ void harness_fill_weights(struct harness *harness, void *weights, enum dtype dty
 
 double harness_weight(const void *weights, enum dtype dtype, int64_t idx)
 {
-    const unsigned char *at = (const unsigned char *)weights + idx * (int64_t)dtype_bytes(dtype);
+    const unsigned char *at =
+        (const unsigned char *)weights + idx * (int64_t)dtype_block_bytes(dtype);
     if (dtype == DTYPE_F32) {
         float value;
         memcpy(&value, at, sizeof(value));
@@ -384,6 +439,64 @@ double harness_weight(const void *weights, enum dtype dtype, int64_t idx)
     int implicit = exponent == 0 ? 0 : 1 << num_mantissa_bits;
     int unbiased = (exponent == 0 ? 1 : exponent) - max_exponent / 2;
     return sign * ldexp(implicit + mantissa, unbiased - num_mantissa_bits);
+}
+
+void harness_weight_row(struct harness *harness, struct weight_view weight, int64_t row_idx,
+                        int64_t count, double *row)
+{
+    if (!dtype_is_quantized(weight.dtype)) {
+        for (int64_t k = 0; k < count; k++) {
+            row[k] = harness_weight(weight.elements, weight.dtype, row_idx * count + k);
+        }
+        return;
+    }
+    if (count > SCRATCH_FEATURES) {
+        die("a row of blocks is longer than SCRATCH_FEATURES");
+    }
+    float wide[SCRATCH_FEATURES];
+    (void)harness;
+    const unsigned char *blocks = weight.elements;
+    quant_dequantize_row(weight.dtype,
+                         blocks + row_idx * (int64_t)dtype_row_bytes(weight.dtype, count), wide,
+                         count);
+    for (int64_t k = 0; k < count; k++) {
+        row[k] = wide[k];
+    }
+}
+
+void harness_activations(struct harness *harness, enum dtype dtype, const float *a, int64_t count,
+                         double *row)
+{
+    enum activation_form form = quant_activation_form(dtype);
+    float wide[SCRATCH_FEATURES];
+    const float *seen = a;
+    if (form != ACTIVATION_FORM_PLAIN) {
+        if (count > SCRATCH_FEATURES) {
+            die("a row of blocks is longer than SCRATCH_FEATURES");
+        }
+        quant_quantize_activations(form, a, harness->scratch, count);
+        quant_dequantize_activations(form, harness->scratch, wide, count);
+        seen = wide;
+    }
+    for (int64_t k = 0; k < count; k++) {
+        row[k] = seen[k];
+    }
+}
+
+double harness_activation_scale(enum dtype dtype, enum input_kind kind)
+{
+    bool has_f16_scale = quant_activation_form(dtype) == ACTIVATION_FORM_Q8;
+    return kind == INPUT_LARGE && has_f16_scale ? 1e5 : input_kind_scale(kind);
+}
+
+double harness_product_bound(enum dtype dtype, int64_t count, double magnitude)
+{
+    if (dtype_is_quantized(dtype)) {
+        return 1e-6 * magnitude + 0x1p-149; /* what quant.h promises */
+    }
+    /* Four partial sums or more: each term is rounded at most count / 4 + 3 times, its product
+     * once. A subnormal product is off by half of 2^-149. */
+    return ((double)count / 4.0 + 6.0) * HARNESS_UNIT * magnitude + (double)count * 0x1p-150;
 }
 
 /* ---- checking ---------------------------------------------------------------------------------*/
@@ -548,6 +661,7 @@ static void check_path(struct harness *harness, const struct check_plan *plan, i
             continue; /* the same call as before */
         }
         reset_outputs(plan);
+        memset(harness->scratch, 0xff, SCRATCH_POISONED_BYTES);
         for (int32_t row = 0; row < plan->num_rows; row += rows_per_call) {
             int32_t num_left = plan->num_rows - row;
             plan->run(harness->ops[path_idx][cut->threads_idx], plan->arg, row,
@@ -715,11 +829,12 @@ void harness_bench(struct harness *harness, const struct check_plan *plan,
 
 /* ---- the program ------------------------------------------------------------------------------*/
 
-static struct ops *create_ops(int32_t num_threads, uint32_t features)
+static struct ops *create_ops(const struct harness *harness, int32_t num_threads, uint32_t features)
 {
     struct ops *ops = NULL;
     struct imbrex_error err;
-    if (ops_create(num_threads, features, &ops, &err) != IMBREX_STATUS_OK) {
+    if (ops_create(num_threads, features, harness->scratch, harness->scratch_bytes, &ops, &err) !=
+        IMBREX_STATUS_OK) {
         die(err.message);
     }
     return ops;
@@ -736,7 +851,7 @@ static void create_paths(struct harness *harness)
             continue;
         }
         for (int idx = 0; idx < NUM_THREAD_COUNTS; idx++) {
-            harness->ops[path_idx][idx] = create_ops(thread_counts[idx], wanted);
+            harness->ops[path_idx][idx] = create_ops(harness, thread_counts[idx], wanted);
         }
         const char *name = ops_kernels_name(harness->ops[path_idx][0]);
         if (strcmp(name, paths[path_idx].name) != 0) {
@@ -766,7 +881,7 @@ static void run_benches(struct harness *harness, void (*benches)(struct harness 
         for (int path_idx = 0; path_idx < NUM_PATHS; path_idx++) {
             if (harness->ops[path_idx][0] != NULL) {
                 harness->bench_ops[path_idx][idx] =
-                    create_ops(num_threads[idx], paths[path_idx].features);
+                    create_ops(harness, num_threads[idx], paths[path_idx].features);
             }
         }
     }
@@ -789,6 +904,11 @@ int harness_main(int argc, char **argv, void (*checks)(struct harness *harness),
     sigaction(SIGSEGV, &action, NULL);
     sigaction(SIGBUS, &action, NULL);
 
+    harness.scratch_bytes = SCRATCH_TOKENS * ops_scratch_token_bytes(SCRATCH_FEATURES);
+    harness.scratch = malloc(harness.scratch_bytes);
+    if (harness.scratch == NULL) {
+        die("out of memory");
+    }
     create_paths(&harness);
     checks(&harness);
     end_group(&harness);
@@ -797,6 +917,7 @@ int harness_main(int argc, char **argv, void (*checks)(struct harness *harness),
         end_group(&harness);
     }
     destroy_paths(&harness);
+    free(harness.scratch);
     print_summary(&harness);
     return harness.num_failed == 0 ? 0 : 1;
 }

@@ -68,12 +68,28 @@ int32_t harness_random_below(struct harness *harness, int32_t limit); /* uniform
 /* rows x width random values times scale; the gaps between rows are filled with NaN. */
 void harness_fill(struct harness *harness, float *rows, int64_t num_rows, int64_t width,
                   int64_t stride, double scale);
-/* Random weights of a dtype times scale, rounded to it. */
+/* `count` random weights of a dtype times scale, rounded to it; blocks get random bits and scales
+ * that make values of about this size. */
 void harness_fill_weights(struct harness *harness, void *weights, enum dtype dtype, int64_t count,
                           double scale);
 void harness_store_weight(void *weights, enum dtype dtype, int64_t idx, double value);
-/* Widened by code of its own, not by the library's. */
+/* The scale of the block that holds element idx. */
+void harness_store_scale(void *weights, enum dtype dtype, int64_t idx, double scale);
+/* Widened by code of its own, not by the library's. Plain types. */
 double harness_weight(const void *weights, enum dtype dtype, int64_t idx);
+/* Row row_idx of [.., count] weights of any dtype, widened; blocks by quant_dequantize_row, which
+ * golden_quant proves. */
+void harness_weight_row(struct harness *harness, struct weight_view weight, int64_t row_idx,
+                        int64_t count, double *row);
+/* Activations as the product with weights of a dtype sees them: unchanged, or brought into blocks
+ * and back. */
+void harness_activations(struct harness *harness, enum dtype dtype, const float *a, int64_t count,
+                         double *row);
+/* The scale of activations of a kind that the dtype can meet: F16 scales end at 65504. */
+double harness_activation_scale(enum dtype dtype, enum input_kind kind);
+/* How far fp32 may be from the exact product of `count` activations and weights, whose magnitudes
+ * add up to `magnitude`. */
+double harness_product_bound(enum dtype dtype, int64_t count, double magnitude);
 
 /* ---- checking ---- */
 

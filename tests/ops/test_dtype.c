@@ -19,9 +19,9 @@ static void test_dtype_names(void **state)
     assert_string_equal(dtype_name(DTYPE_F32), "F32");
     assert_string_equal(dtype_name(DTYPE_F16), "F16");
     assert_string_equal(dtype_name(DTYPE_BF16), "BF16");
-    assert_int_equal(dtype_bytes(DTYPE_F32), 4);
-    assert_int_equal(dtype_bytes(DTYPE_F16), 2);
-    assert_int_equal(dtype_bytes(DTYPE_BF16), 2);
+    assert_int_equal(dtype_block_bytes(DTYPE_F32), 4);
+    assert_int_equal(dtype_block_bytes(DTYPE_F16), 2);
+    assert_int_equal(dtype_block_bytes(DTYPE_BF16), 2);
 }
 
 /* Catches any of the 65,536 halves that is not widened exactly: subnormals, infinities, NaN kept
@@ -56,6 +56,53 @@ static void test_dtype_bf16_every_value(void **state)
     }
 }
 
+/* Catches a rounding that is not to nearest even: every f16 keeps its bits, halfway values go to
+ * the even neighbour, values beside halfway to the nearer one, in every binade and at the
+ * overflow. */
+static void test_dtype_f16_from_float(void **state)
+{
+    (void)state;
+    for (uint16_t bits = 0; bits < 0x7c00; bits++) {
+        float value = f16_to_float(bits);
+        /* Of 65504, the next would be 2^16, which is infinity. */
+        float next = bits == 0x7bff ? 65536.0f : f16_to_float((uint16_t)(bits + 1));
+        float halfway = value + (next - value) / 2.0f;
+        uint16_t even = bits % 2 == 0 ? bits : (uint16_t)(bits + 1);
+        assert_int_equal(f16_from_float(value), bits);
+        assert_int_equal(f16_from_float(-value), 0x8000 | bits);
+        assert_int_equal(f16_from_float(halfway), even);
+        assert_int_equal(f16_from_float(-halfway), 0x8000 | even);
+        assert_int_equal(f16_from_float(nextafterf(halfway, 0.0f)), bits);
+        assert_int_equal(f16_from_float(nextafterf(halfway, INFINITY)), bits + 1);
+    }
+    assert_int_equal(f16_from_float(INFINITY), 0x7c00);
+    assert_int_equal(f16_from_float(-3e38f), 0xfc00);
+    assert_int_equal(f16_from_float(1e-40f), 0);
+    assert_true(isnan(f16_to_float(f16_from_float(NAN))));
+}
+
+/* The same of bf16. */
+static void test_dtype_bf16_from_float(void **state)
+{
+    (void)state;
+    for (uint32_t bits = 0; bits < 0x7f80; bits++) {
+        uint32_t halfway_bits = bits << 16 | 0x8000;
+        float halfway;
+        memcpy(&halfway, &halfway_bits, sizeof(halfway));
+        uint32_t even = bits % 2 == 0 ? bits : bits + 1;
+        assert_int_equal(bf16_from_float(bf16_to_float((uint16_t)bits)), bits);
+        assert_int_equal(bf16_from_float(halfway), even);
+        assert_int_equal(bf16_from_float(-halfway), 0x8000 | even);
+        assert_int_equal(bf16_from_float(nextafterf(halfway, 0.0f)), bits);
+        assert_int_equal(bf16_from_float(nextafterf(halfway, INFINITY)), bits + 1);
+    }
+    assert_int_equal(bf16_from_float(-INFINITY), 0xff80);
+    uint32_t nan_bits = 0x7f800001; /* its upper half alone would be infinity */
+    float nan_value;
+    memcpy(&nan_value, &nan_bits, sizeof(nan_value));
+    assert_true(isnan(bf16_to_float(bf16_from_float(nan_value))));
+}
+
 /* Catches a load that needs alignment (under UBSan) or takes the wrong element. */
 static void test_dtype_load_at_any_address(void **state)
 {
@@ -86,6 +133,8 @@ int run_dtype_tests(void)
         cmocka_unit_test(test_dtype_names),
         cmocka_unit_test(test_dtype_f16_every_value),
         cmocka_unit_test(test_dtype_bf16_every_value),
+        cmocka_unit_test(test_dtype_f16_from_float),
+        cmocka_unit_test(test_dtype_bf16_from_float),
         cmocka_unit_test(test_dtype_load_at_any_address),
     };
     return cmocka_run_group_tests_name("dtype", tests, NULL, NULL);

@@ -6,9 +6,9 @@
  *   softmax  online: `largest` rises with the chunks, and what was added so far is scaled down
  *   values   up to eight vectors of the output row x one head in registers, keys one by one
  *
- * Chunk edges depend on the block size and the position only, so a token's result depends on
- * nothing else in the batch. Source of the online softmax: arXiv 1805.02867; of its use here:
- * FlashAttention, arXiv 2205.14135. */
+ * Chunk edges depend on the block size, the position and the window only, so a token's result
+ * depends on nothing else in the batch. Source of the online softmax: arXiv 1805.02867; of its use
+ * here: FlashAttention, arXiv 2205.14135. */
 #include "ops/cpu/kernels_avx2.h"
 
 #if defined(__x86_64__)
@@ -182,14 +182,17 @@ static void attend(const struct attention_params *params, struct head_group *gro
     const struct kv_view *kv = &params->kv;
     const int32_t *block_table =
         params->block_tables + (int64_t)params->seq_idx[token] * params->max_blocks;
+    int64_t first_key = attention_first_key(params, token);
     int64_t num_keys = (int64_t)params->positions[token] + 1;
-    for (int64_t first = 0; first < num_keys; first += kv->block_size) {
+    for (int64_t first = first_key - first_key % kv->block_size; first < num_keys;
+         first += kv->block_size) {
         int32_t block_idx = block_table[first / kv->block_size];
         const float *keys = kv_view_keys(kv, block_idx, params->layer_idx, kv_head);
         const float *values = kv_view_values(kv, block_idx, params->layer_idx, kv_head);
         int32_t num_block_keys =
             num_keys - first < kv->block_size ? (int32_t)(num_keys - first) : kv->block_size;
-        for (int32_t key = 0; key < num_block_keys; key += CHUNK_KEYS) {
+        int32_t key = first < first_key ? (int32_t)(first_key - first) : 0;
+        for (; key < num_block_keys; key += CHUNK_KEYS) {
             int32_t num_left = num_block_keys - key;
             int64_t offset = (int64_t)key * kv->head_dim;
             group_add_chunk(group, keys + offset, values + offset,

@@ -7,18 +7,26 @@
 #include <stdint.h>
 
 #include "ops/ops.h"
+#include "ops/quant.h"
+
+/* The activations of an op call in the forms that its weights take. */
+struct quant_rows {
+    unsigned char *rows[ACTIVATION_FORM_COUNT]; /* [num_tokens]; NULL: not needed */
+    size_t row_bytes[ACTIVATION_FORM_COUNT];
+};
 
 struct cpu_kernels {
     const char *name;
     void (*embedding)(const struct embedding_params *params, int64_t begin,
                       int64_t end);                                                   /* tokens */
     void (*rmsnorm)(const struct rmsnorm_params *params, int64_t begin, int64_t end); /* tokens */
-    void (*linear)(const struct linear_params *params, int64_t begin,
-                   int64_t end); /* out_features */
+    void (*linear)(const struct linear_params *params, const struct quant_rows *quant_rows,
+                   int64_t begin, int64_t end); /* out_features */
     void (*rope_kv)(const struct rope_kv_params *params, int64_t begin, int64_t end); /* tokens */
     void (*attention)(const struct attention_params *params, int64_t begin,
                       int64_t end); /* token * num_kv_heads + kv head */
-    void (*gemm_swiglu)(const struct gemm_swiglu_params *params, int64_t begin,
+    void (*gemm_swiglu)(const struct gemm_swiglu_params *params,
+                        const struct quant_rows *quant_rows, int64_t begin,
                         int64_t end); /* intermediate_size */
 };
 

@@ -193,7 +193,7 @@ static void compute_short(const struct dot_tile *tile, tile_fn *fn, float *sums)
     }
     for (int32_t col = 0; col < tile->num_cols; col++) {
         memcpy(weights[col], tile->weight_rows[col],
-               (size_t)tile->num_elements * dtype_bytes(tile->dtype));
+               (size_t)tile->num_elements * dtype_block_bytes(tile->dtype));
         padded.weight_rows[col] = weights[col];
     }
     padded.a = a[0];

@@ -23,7 +23,7 @@ struct group {
 static void compute_group(const struct gemm_swiglu_params *params, struct dot_tile *tile,
                           int64_t col, int32_t num_group_cols, struct group *group)
 {
-    int64_t row_bytes = params->hidden_size * (int64_t)dtype_bytes(tile->dtype);
+    int64_t row_bytes = params->hidden_size * (int64_t)dtype_block_bytes(tile->dtype);
     int32_t widest_pairs = dot_tile_cols(tile->num_rows) / 2;
     int64_t bytes_ahead = dot_tile_cols_ahead(widest_pairs, row_bytes) * row_bytes;
     const unsigned char *gate = (const unsigned char *)params->gate.elements + col * row_bytes;
@@ -56,18 +56,19 @@ static __m256 load_bias(const float *bias, int64_t col, __m256i mask)
     return bias == NULL ? _mm256_setzero_ps() : _mm256_maskload_ps(bias + col, mask);
 }
 
-void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, int64_t begin, int64_t end)
+void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, const struct quant_rows *quant_rows,
+                      int64_t begin, int64_t end)
 {
-    /* A tile has one dtype; no checkpoint known mixes them. */
-    if (params->gate.dtype != params->up.dtype) {
-        ref_gemm_swiglu(params, begin, end);
+    /* A tile has one dtype; no checkpoint known mixes plain ones. */
+    if (params->gate.dtype != params->up.dtype || dtype_is_quantized(params->gate.dtype)) {
+        ref_gemm_swiglu(params, quant_rows, begin, end);
         return;
     }
     struct dot_tile tile = {.a_stride = params->hidden_size,
                             .dtype = params->gate.dtype,
                             .num_elements = params->hidden_size};
     int64_t panel_cols = dot_tile_panel_cols(
-        PANEL_BYTES, params->hidden_size * (int64_t)dtype_bytes(params->gate.dtype));
+        PANEL_BYTES, params->hidden_size * (int64_t)dtype_block_bytes(params->gate.dtype));
     struct group group = {0};
     for (int64_t panel = begin; panel < end; panel += panel_cols) {
         int64_t panel_end = end - panel < panel_cols ? end : panel + panel_cols;

@@ -9,6 +9,7 @@ void avx2_kernels_fill(struct cpu_kernels *kernels)
     kernels->name = "avx2";
     kernels->rmsnorm = avx2_rmsnorm;
     kernels->linear = avx2_linear;
+    kernels->rope_kv = avx2_rope_kv;
     kernels->attention = avx2_attention;
     kernels->gemm_swiglu = avx2_gemm_swiglu;
 }

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels that AVX2 + FMA + F16C replace; signatures and axes are those of struct cpu_kernels.
- * Embedding and rope_kv stay with the reference: both move a few kilobytes a token beside the
- * megabytes of the linear ops. */
+ * Embedding stays with the reference: it moves a few kilobytes a token beside the megabytes of the
+ * linear ops. */
 #ifndef IMBREX_OPS_CPU_KERNELS_AVX2_H
 #define IMBREX_OPS_CPU_KERNELS_AVX2_H
 
 #include <stdint.h>
 
+#include "ops/cpu/cpu_kernels.h"
 #include "ops/ops.h"
 
 void avx2_rmsnorm(const struct rmsnorm_params *params, int64_t begin, int64_t end);
-void avx2_linear(const struct linear_params *params, int64_t begin, int64_t end);
+void avx2_linear(const struct linear_params *params, const struct quant_rows *quant_rows,
+                 int64_t begin, int64_t end);
+void avx2_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end);
 void avx2_attention(const struct attention_params *params, int64_t begin, int64_t end);
-void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, int64_t begin, int64_t end);
+void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, const struct quant_rows *quant_rows,
+                      int64_t begin, int64_t end);
 
 #endif

@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #include "ops/cpu/dot_tile_avx2.h"
+#include "ops/ref/ref_kernels.h"
 
 #define PANEL_BYTES (256 * 1024) /* half of the smallest L2 in use, 512 KiB */
 
@@ -34,7 +35,7 @@ static void store_tile(const struct linear_params *params, const struct dot_tile
 static void compute_columns(const struct linear_params *params, struct dot_tile *tile,
                             int64_t token, int64_t begin, int64_t end)
 {
-    int64_t row_bytes = params->in_features * (int64_t)dtype_bytes(params->weight.dtype);
+    int64_t row_bytes = params->in_features * (int64_t)dtype_block_bytes(params->weight.dtype);
     int32_t widest = dot_tile_cols(tile->num_rows);
     int64_t cols_ahead = dot_tile_cols_ahead(widest, row_bytes);
     float sums[DOT_TILE_MAX_SUMS];
@@ -52,13 +53,18 @@ static void compute_columns(const struct linear_params *params, struct dot_tile 
     }
 }
 
-void avx2_linear(const struct linear_params *params, int64_t begin, int64_t end)
+void avx2_linear(const struct linear_params *params, const struct quant_rows *quant_rows,
+                 int64_t begin, int64_t end)
 {
+    if (dtype_is_quantized(params->weight.dtype)) {
+        ref_linear(params, quant_rows, begin, end);
+        return;
+    }
     struct dot_tile tile = {.a_stride = params->a_stride,
                             .dtype = params->weight.dtype,
                             .num_elements = params->in_features};
     int64_t panel_cols = dot_tile_panel_cols(
-        PANEL_BYTES, params->in_features * (int64_t)dtype_bytes(params->weight.dtype));
+        PANEL_BYTES, params->in_features * (int64_t)dtype_block_bytes(params->weight.dtype));
     for (int64_t panel = begin; panel < end; panel += panel_cols) {
         int64_t panel_end = end - panel < panel_cols ? end : panel + panel_cols;
         for (int32_t token = 0; token < params->num_tokens; token += tile.num_rows) {

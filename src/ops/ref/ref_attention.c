@@ -16,13 +16,13 @@ static float score_at(const struct attention_params *params, const int32_t *bloc
     return params->scale * ref_dot(q, view, position % kv->block_size, kv->head_dim);
 }
 
-/* One query head of one token. */
+/* One query head of one token: positions [first, num_positions). */
 static void attend(const struct attention_params *params, const int32_t *block_table,
-                   int32_t kv_head, const float *q, int64_t num_positions, float *d)
+                   int32_t kv_head, const float *q, int64_t first, int64_t num_positions, float *d)
 {
     const struct kv_view *kv = &params->kv;
     float largest = -INFINITY;
-    for (int64_t position = 0; position < num_positions; position++) {
+    for (int64_t position = first; position < num_positions; position++) {
         float score = score_at(params, block_table, kv_head, q, position);
         largest = score > largest ? score : largest;
     }
@@ -30,7 +30,7 @@ static void attend(const struct attention_params *params, const int32_t *block_t
         d[idx] = 0.0f;
     }
     float total = 0.0f;
-    for (int64_t position = 0; position < num_positions; position++) {
+    for (int64_t position = first; position < num_positions; position++) {
         float weight = expf(score_at(params, block_table, kv_head, q, position) - largest);
         const float *value =
             kv_view_values(kv, block_table[position / kv->block_size], params->layer_idx, kv_head) +
@@ -54,12 +54,13 @@ void ref_attention(const struct attention_params *params, int64_t begin, int64_t
         int32_t kv_head = (int32_t)(item % num_kv_heads);
         const int32_t *block_table =
             params->block_tables + (int64_t)params->seq_idx[token] * params->max_blocks;
+        int64_t first = attention_first_key(params, token);
         int64_t num_positions = (int64_t)params->positions[token] + 1;
         for (int64_t head = (int64_t)kv_head * group_heads;
              head < (int64_t)(kv_head + 1) * group_heads; head++) {
             const float *q = params->q + token * params->q_stride + head * head_dim;
             float *d = params->d + (token * params->num_heads + head) * head_dim;
-            attend(params, block_table, kv_head, q, num_positions, d);
+            attend(params, block_table, kv_head, q, first, num_positions, d);
         }
     }
 }

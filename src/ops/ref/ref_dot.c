@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ops/ref/ref_kernels.h"
 
+#include <assert.h>
+#include <stddef.h>
+
 /* Inlined with a constant dtype, so that the loop has no switch in it. */
 static inline __attribute__((always_inline)) float dot_as(enum dtype dtype, const float *a,
                                                           const void *elements, int32_t count)
@@ -29,7 +32,7 @@ static inline __attribute__((always_inline)) float dot_as(enum dtype dtype, cons
 float ref_dot(const float *a, struct weight_view weight, int64_t row_idx, int32_t row_elements)
 {
     const unsigned char *row = (const unsigned char *)weight.elements +
-                               row_idx * row_elements * (int64_t)dtype_bytes(weight.dtype);
+                               row_idx * row_elements * (int64_t)dtype_block_bytes(weight.dtype);
     switch (weight.dtype) {
     case DTYPE_BF16:
         return dot_as(DTYPE_BF16, a, row, row_elements);
@@ -38,4 +41,19 @@ float ref_dot(const float *a, struct weight_view weight, int64_t row_idx, int32_
     default:
         return dot_as(DTYPE_F32, a, row, row_elements);
     }
+}
+
+float ref_product(const float *a, int64_t a_stride, const struct quant_rows *quant_rows,
+                  int64_t token, struct weight_view weight, int64_t row_idx, int32_t row_elements)
+{
+    enum activation_form form = quant_activation_form(weight.dtype);
+    if (form == ACTIVATION_FORM_PLAIN) {
+        return ref_dot(a + token * a_stride, weight, row_idx, row_elements);
+    }
+    assert(quant_rows->rows[form] != NULL);
+    const unsigned char *row = (const unsigned char *)weight.elements +
+                               row_idx * (int64_t)dtype_row_bytes(weight.dtype, row_elements);
+    return quant_dot(weight.dtype, row,
+                     quant_rows->rows[form] + token * (int64_t)quant_rows->row_bytes[form],
+                     row_elements);
 }

@@ -3,11 +3,10 @@
 
 void ref_embedding(const struct embedding_params *params, int64_t begin, int64_t end)
 {
+    const unsigned char *table = params->table.elements;
+    int64_t row_bytes = (int64_t)dtype_row_bytes(params->table.dtype, params->hidden_size);
     for (int64_t token = begin; token < end; token++) {
-        int64_t row = (int64_t)params->token_ids[token] * params->hidden_size;
-        float *d = params->d + token * params->hidden_size;
-        for (int32_t col = 0; col < params->hidden_size; col++) {
-            d[col] = weight_load(params->table, row + col);
-        }
+        quant_dequantize_row(params->table.dtype, table + params->token_ids[token] * row_bytes,
+                             params->d + token * params->hidden_size, params->hidden_size);
     }
 }

@@ -10,15 +10,19 @@ static float silu(float x)
     return x / (1.0f + expf(-x));
 }
 
-void ref_gemm_swiglu(const struct gemm_swiglu_params *params, int64_t begin, int64_t end)
+void ref_gemm_swiglu(const struct gemm_swiglu_params *params, const struct quant_rows *quant_rows,
+                     int64_t begin, int64_t end)
 {
     for (int64_t col = begin; col < end; col++) {
         float gate_bias = params->gate_bias == NULL ? 0.0f : params->gate_bias[col];
         float up_bias = params->up_bias == NULL ? 0.0f : params->up_bias[col];
         for (int64_t token = 0; token < params->num_tokens; token++) {
-            const float *a = params->a + token * params->hidden_size;
-            float gate = ref_dot(a, params->gate, col, params->hidden_size) + gate_bias;
-            float up = ref_dot(a, params->up, col, params->hidden_size) + up_bias;
+            float gate = ref_product(params->a, params->hidden_size, quant_rows, token,
+                                     params->gate, col, params->hidden_size);
+            float up = ref_product(params->a, params->hidden_size, quant_rows, token, params->up,
+                                   col, params->hidden_size);
+            gate += gate_bias;
+            up += up_bias;
             params->d[token * params->intermediate_size + col] = silu(gate) * up;
         }
     }

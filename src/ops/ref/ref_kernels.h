@@ -6,17 +6,25 @@
 
 #include <stdint.h>
 
+#include "ops/cpu/cpu_kernels.h"
 #include "ops/ops.h"
 
 void ref_embedding(const struct embedding_params *params, int64_t begin, int64_t end);
 void ref_rmsnorm(const struct rmsnorm_params *params, int64_t begin, int64_t end);
-void ref_linear(const struct linear_params *params, int64_t begin, int64_t end);
+void ref_linear(const struct linear_params *params, const struct quant_rows *quant_rows,
+                int64_t begin, int64_t end);
 void ref_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end);
 void ref_attention(const struct attention_params *params, int64_t begin, int64_t end);
-void ref_gemm_swiglu(const struct gemm_swiglu_params *params, int64_t begin, int64_t end);
+void ref_gemm_swiglu(const struct gemm_swiglu_params *params, const struct quant_rows *quant_rows,
+                     int64_t begin, int64_t end);
 
 /* Sum over k of a[k] * weight[row_idx, k], k in [0, row_elements). Four partial sums, k modulo 4,
  * added as (0 + 1) + (2 + 3). */
 float ref_dot(const float *a, struct weight_view weight, int64_t row_idx, int32_t row_elements);
+
+/* The same for row `token` of activations a [num_tokens, row_elements] and a weight of any dtype: a
+ * quantised one meets the row's blocks instead (quant_dot). */
+float ref_product(const float *a, int64_t a_stride, const struct quant_rows *quant_rows,
+                  int64_t token, struct weight_view weight, int64_t row_idx, int32_t row_elements);
 
 #endif
