@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a checkpoint with random weights: a Hugging Face folder of any shape.
+"""Makes a checkpoint with random weights: a Hugging Face folder or a GGUF file of any shape.
 
 The weights are about N(0, 1/in_features), so that activations stay finite and logits differ; norms
 are about 1. A tensor depends on the seed, its name, its shape and the type only, not on the other
@@ -17,7 +17,8 @@ import statistics
 import struct
 import sys
 
-from safetensors_cast import SIZES, replacing, write_header
+import gguf_write
+from safetensors_cast import SIZES, narrow, replacing, widen, write_header
 
 DTYPES = {"bf16": ("BF16", "bfloat16"), "f16": ("F16", "float16"), "f32": ("F32", "float32")}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
@@ -36,6 +37,18 @@ def qwen2_5(hidden_size, intermediate_size, layers, heads, kv_heads, vocab_size,
             "tie_word_embeddings": tied, "max_position_embeddings": 32768,
             "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "hidden_act": "silu",
             "use_sliding_window": False, "bos_token_id": 151643, "eos_token_id": 151645}
+
+
+def qwen3(hidden_size, intermediate_size, layers, heads, tied):
+    return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
+            "hidden_size": hidden_size, "intermediate_size": intermediate_size,
+            "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+            "tie_word_embeddings": tied, "max_position_embeddings": 40960,
+            "rope_theta": 1000000, "rope_scaling": None, "rms_norm_eps": 1e-06,
+            "hidden_act": "silu", "attention_bias": False, "use_sliding_window": False,
+            "sliding_window": None, "max_window_layers": layers, "bos_token_id": 151643,
+            "eos_token_id": 151645}
 
 
 def llama(hidden_size, intermediate_size, layers, heads, kv_heads, vocab_size, positions,
@@ -58,10 +71,26 @@ SHAPES = {
     "qwen2.5-14b": qwen2_5(5120, 13824, 48, 40, 8, 152064, False),
     "qwen2.5-32b": qwen2_5(5120, 27648, 64, 40, 8, 152064, False),
     "qwen2.5-72b": qwen2_5(8192, 29568, 80, 64, 8, 152064, False),
+    "qwen3-0.6b": qwen3(1024, 3072, 28, 16, True),
+    "qwen3-1.7b": qwen3(2048, 6144, 28, 16, True),
+    "qwen3-4b": qwen3(2560, 9728, 36, 32, True),
+    "qwen3-8b": qwen3(4096, 12288, 36, 32, False),
+    "qwen3-14b": qwen3(5120, 17408, 40, 40, False),
+    "qwen3-32b": qwen3(5120, 25600, 64, 64, False),
     "tinyllama-1.1b": llama(2048, 5632, 22, 32, 4, 32000, 2048, 10000.0, 2),
     "llama-2-7b": llama(4096, 11008, 32, 32, 32, 32000, 4096, 10000.0, 2),
     "llama-3-8b": llama(4096, 14336, 32, 32, 8, 128256, 8192, 500000.0, 128001),
+    "llama-3.1-8b": {**llama(4096, 14336, 32, 32, 8, 128256, 131072, 500000.0, 128001),
+                     "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
+                                      "high_freq_factor": 4.0, "rope_type": "llama3",
+                                      "original_max_position_embeddings": 8192}},
+    "mistral-7b": {**llama(4096, 14336, 32, 32, 8, 32000, 32768, 10000.0, 2),
+                   "architectures": ["MistralForCausalLM"], "model_type": "mistral",
+                   "sliding_window": 4096},
 }
+
+
+MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")
 
 
 class Error(Exception):
@@ -84,8 +113,8 @@ def load_config(shape):
         raise Error(f"{path}: expected JSON: {error}") from None
     if not isinstance(config, dict):
         raise Error(f"{path}: expected a JSON object, found {type(config).__name__}")
-    if config.get("model_type") not in ("qwen2", "llama"):
-        raise Error(f"{path}: model_type: expected qwen2 or llama, "
+    if config.get("model_type") not in MODEL_TYPES:
+        raise Error(f"{path}: model_type: expected {', '.join(MODEL_TYPES)}, "
                     f"found {config.get('model_type')!r}")
     return config
 
@@ -105,12 +134,12 @@ def tensor_list(config):
     intermediate = dimension(config, "intermediate_size")
     heads = dimension(config, "num_attention_heads")
     kv_heads = dimension(config, "num_key_value_heads", heads)
-    head_dim = dimension(config, "head_dim", hidden // heads)
+    model_type = config["model_type"]
+    head_dim = dimension(config, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
     vocab_size = dimension(config, "vocab_size")
-    is_qwen2 = config["model_type"] == "qwen2"
-    qkv_bias = is_qwen2 or bool(config.get("attention_bias"))
-    o_bias = not is_qwen2 and qkv_bias
-    mlp_bias = not is_qwen2 and bool(config.get("mlp_bias"))
+    o_bias = model_type in ("llama", "qwen3") and bool(config.get("attention_bias"))
+    qkv_bias = o_bias or model_type == "qwen2"
+    mlp_bias = model_type == "llama" and bool(config.get("mlp_bias"))
     tensors = []
 
     def matrix(name, rows, columns, has_bias=False):
@@ -118,13 +147,16 @@ def tensor_list(config):
         if has_bias:
             tensors.append((f"{name}.bias", [rows], 0.0, BIAS_DEVIATION))
 
-    def norm(name):
-        tensors.append((f"{name}.weight", [hidden], 1.0, NORM_DEVIATION))
+    def norm(name, width=hidden):
+        tensors.append((f"{name}.weight", [width], 1.0, NORM_DEVIATION))
 
     matrix("model.embed_tokens", vocab_size, hidden)
     for layer in range(dimension(config, "num_hidden_layers")):
         prefix = f"model.layers.{layer}"
         norm(f"{prefix}.input_layernorm")
+        if model_type == "qwen3":
+            norm(f"{prefix}.self_attn.q_norm", head_dim)
+            norm(f"{prefix}.self_attn.k_norm", head_dim)
         matrix(f"{prefix}.self_attn.q_proj", heads * head_dim, hidden, qkv_bias)
         matrix(f"{prefix}.self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias)
         matrix(f"{prefix}.self_attn.v_proj", kv_heads * head_dim, hidden, qkv_bias)
@@ -202,17 +234,52 @@ def split(tensors, dtype, shard_bytes):
     return shards
 
 
+def chunks_of(tensor, seed, dtype):
+    """The bytes of a tensor, piece by piece."""
+    name, shape, mean, deviation = tensor
+    generator = Generator(seed, name, dtype, mean, deviation)
+    left = math.prod(shape)
+    while left > 0:
+        num_elements = min(left, CHUNK_ELEMENTS)
+        yield generator.chunk(num_elements)
+        left -= num_elements
+
+
 def write_shard(path, tensors, seed, dtype):
     with replacing(path) as file:
         write_header(file, [(name, dtype, shape, math.prod(shape) * SIZES[dtype])
                             for name, shape, _, _ in tensors], {"format": "pt"})
-        for name, shape, mean, deviation in tensors:
-            generator = Generator(seed, name, dtype, mean, deviation)
-            left = math.prod(shape)
-            while left > 0:
-                num_elements = min(left, CHUNK_ELEMENTS)
-                file.write(generator.chunk(num_elements))
-                left -= num_elements
+        for tensor in tensors:
+            for chunk in chunks_of(tensor, seed, dtype):
+                file.write(chunk)
+
+
+def gguf_chunks(tensor, seed, dtype, config):
+    """The same bytes as a GGUF file has them: vectors as F32, rows of llama's q and k reordered."""
+    name, shape, _, _ = tensor
+    chunks = chunks_of(tensor, seed, dtype)
+    width = SIZES[dtype]
+    if len(shape) == 1:
+        chunks = (narrow(widen(bytes(chunk), dtype), "F32") for chunk in chunks)
+        width = SIZES["F32"]
+    if config["model_type"] == "llama" and (".q_proj." in name or ".k_proj." in name):
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        chunks = gguf_write.interleaved(chunks, width * math.prod(shape[1:]), head_dim)
+    return chunks
+
+
+def write_gguf(path, config, tensors, seed, dtype):
+    with replacing(path) as file:
+        name = os.path.splitext(os.path.basename(path))[0]
+        gguf_write.write_header(
+            file, gguf_write.metadata(config, dtype, name),
+            [(gguf_write.tensor_name(tensor[0]), dtype if len(tensor[1]) > 1 else "F32", tensor[1])
+             for tensor in tensors])
+        for tensor in tensors:
+            begin = file.tell()
+            for chunk in gguf_chunks(tensor, seed, dtype, config):
+                file.write(chunk)
+            file.write(gguf_write.padding(file.tell() - begin))
 
 
 def write_json(path, value):
@@ -220,17 +287,21 @@ def write_json(path, value):
         file.write(json.dumps(value, indent=2).encode() + b"\n")
 
 
+def check_disk(path, needed_bytes):
+    parent = os.path.abspath(path)
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    free = shutil.disk_usage(parent).free
+    if free < needed_bytes:
+        raise Error(f"{path}: expected {needed_bytes:,} bytes of free disk, found {free:,}")
+
+
 def prepare_folder(folder, force, needed_bytes):
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise Error(f"{folder}: expected a folder or nothing, found a file")
     if os.path.isdir(folder) and os.listdir(folder) and not force:
         raise Error(f"{folder}: expected an empty folder, found files in it (--force overwrites)")
-    parent = os.path.abspath(folder)
-    while not os.path.isdir(parent):
-        parent = os.path.dirname(parent)
-    free = shutil.disk_usage(parent).free
-    if free < needed_bytes:
-        raise Error(f"{folder}: expected {needed_bytes:,} bytes of free disk, found {free:,}")
+    check_disk(folder, needed_bytes)
     os.makedirs(folder, exist_ok=True)
     # Of an earlier run: weights that a loader might prefer to the new ones, and the configuration,
     # which comes last, so that a folder without one is known to be unfinished.
@@ -238,6 +309,23 @@ def prepare_folder(folder, force, needed_bytes):
                     "model.safetensors.index.json"):
         for path in glob.glob(os.path.join(glob.escape(folder), pattern)):
             os.remove(path)
+
+
+def make_gguf(arguments, config, dtype):
+    path = arguments.out_dir
+    if arguments.tokenizer or arguments.shard_bytes:
+        raise Error(f"{path}: expected neither --tokenizer nor --shard-bytes with --gguf "
+                    "(imbrex quantize FOLDER OUT.gguf writes a tokenizer)")
+    if os.path.isdir(path) or (os.path.exists(path) and not arguments.force):
+        raise Error(f"{path}: expected the name of a new file, found "
+                    + ("a folder" if os.path.isdir(path) else "a file (--force overwrites)"))
+    tensors = tensor_list(config)
+    total_bytes = sum(math.prod(shape) * SIZES[dtype] for _, shape, _, _ in tensors)
+    check_disk(path, total_bytes + SPARE_BYTES)
+    write_gguf(path, config, tensors, arguments.seed, dtype)
+    print(f"{path}: {config['model_type']}, "
+          f"{sum(math.prod(tensor[1]) for tensor in tensors):,} parameters, "
+          f"{os.path.getsize(path):,} bytes of GGUF")
 
 
 def make_model(arguments):
@@ -248,6 +336,9 @@ def make_model(arguments):
             config["layer_types"] = [kinds[i % len(kinds)] for i in range(arguments.layers)]
         config["num_hidden_layers"] = arguments.layers
     dtype, dtype_long = DTYPES[arguments.dtype]
+    if arguments.gguf:
+        make_gguf(arguments, config, dtype)
+        return
     config["dtype" if "dtype" in config else "torch_dtype"] = dtype_long
     if arguments.tokenizer and not os.path.isfile(os.path.join(arguments.tokenizer,
                                                                "tokenizer.json")):
@@ -297,7 +388,10 @@ def main():
                                      epilog=f"Shapes: {', '.join(SHAPES)}.")
     parser.add_argument("shape", metavar="SHAPE|config.json",
                         help="a shape named below, or a configuration (qwen2, llama)")
-    parser.add_argument("out_dir", metavar="OUT_DIR", help="the folder to make")
+    parser.add_argument("out_dir", metavar="OUT",
+                        help="the folder to make; with --gguf, the file")
+    parser.add_argument("--gguf", action="store_true",
+                        help="write a GGUF file, without a tokenizer, instead of a folder")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes (default 0)")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16",
                         help="type of the weights (default bf16)")

@@ -13,7 +13,7 @@
  * that a block of one head is several cache lines for the attention kernel. */
 #define KV_BLOCK_SIZE 16
 
-/* Blocks are rounded up to this, so that every one can be moved to a disk tier by direct I/O. */
+/* Blocks are rounded up to this: whole pages, and what direct I/O moves. */
 #define KV_BLOCK_ALIGNMENT 4096
 
 struct kv_pool {

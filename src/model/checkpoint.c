@@ -123,9 +123,7 @@ static enum imbrex_status read_weight_map(const char *index_path, const json_t *
     if (!json_is_object(weight_map) || json_object_size(weight_map) == 0) {
         return error_set(err, IMBREX_STATUS_FORMAT,
                          "%s: weight_map: expected an object of tensor names, found %s", index_path,
-                         weight_map == NULL           ? "nothing"
-                         : json_is_object(weight_map) ? "an empty one"
-                                                      : json_kind(weight_map));
+                         json_is_object(weight_map) ? "an empty one" : json_kind(weight_map));
     }
     if (!size_mul(json_object_size(weight_map), sizeof(**placements), &num_bytes)) {
         num_bytes = SIZE_MAX;
@@ -199,7 +197,8 @@ static enum imbrex_status check_placements(const char *index_path,
 {
     for (size_t i = 0; i < num_placements; i++) {
         const struct placement *placement = &placements[i];
-        const struct safetensor *tensor = checkpoint_find(checkpoint, placement->tensor_name);
+        const struct checkpoint_tensor *tensor =
+            checkpoint_find(checkpoint, placement->tensor_name);
         if (tensor == NULL || strcmp(file_name(tensor->file), placement->shard_name) != 0) {
             return error_set(err, IMBREX_STATUS_FORMAT,
                              "%s: weight_map: %.128s: expected in %.128s, found %s%.128s",
@@ -215,7 +214,7 @@ static enum imbrex_status check_placements(const char *index_path,
 
 static int compare_names(const void *left, const void *right)
 {
-    const struct safetensor *const *a = left, *const *b = right;
+    const struct checkpoint_tensor *const *a = left, *const *b = right;
     return strcmp((*a)->name, (*b)->name);
 }
 
@@ -247,7 +246,7 @@ static enum imbrex_status merge(struct checkpoint *checkpoint, struct imbrex_err
     checkpoint->num_tensors = (int32_t)num_tensors;
     qsort(checkpoint->tensors, num_tensors, sizeof(checkpoint->tensors[0]), compare_names);
     for (size_t i = 1; i < num_tensors; i++) {
-        const struct safetensor *a = checkpoint->tensors[i - 1], *b = checkpoint->tensors[i];
+        const struct checkpoint_tensor *a = checkpoint->tensors[i - 1], *b = checkpoint->tensors[i];
         if (strcmp(a->name, b->name) == 0) {
             return error_set(err, IMBREX_STATUS_FORMAT,
                              "%s: %.128s: expected in one shard, found in %s too", a->file, a->name,
@@ -300,12 +299,6 @@ enum imbrex_status checkpoint_open(const char *folder, struct checkpoint *checkp
     char *weights_path = NULL, *index_path = NULL;
     bool has_weights = false, has_index = false;
     enum imbrex_status status;
-    if (!file_is_folder(folder)) {
-        bool exists = file_exists(folder);
-        return error_set(err, exists ? IMBREX_STATUS_FORMAT : IMBREX_STATUS_NOT_FOUND,
-                         "%s: expected a folder with config.json and " WEIGHTS_NAME ", found %s",
-                         folder, exists ? "a file" : "nothing there");
-    }
     TRY_OR_FAIL(find_entry(folder, WEIGHTS_NAME, &weights_path, &has_weights, err));
     TRY_OR_FAIL(find_entry(folder, INDEX_NAME, &index_path, &has_index, err));
     if (has_weights) {
@@ -329,23 +322,29 @@ fail:
 void checkpoint_close(struct checkpoint *checkpoint)
 {
     for (int32_t i = 0; i < checkpoint->num_files; i++) {
-        safetensors_release(&checkpoint->headers[i]);
+        if (checkpoint->headers != NULL) {
+            safetensors_release(&checkpoint->headers[i]);
+        }
         file_close(&checkpoint->files[i]);
     }
+    gguf_release(&checkpoint->gguf);
+    free(checkpoint->owned_tensors);
+    free(checkpoint->owned_names);
+    memory_region_unmap(&checkpoint->region);
     free(checkpoint->tensors);
     free(checkpoint->headers);
     free(checkpoint->files);
     *checkpoint = (struct checkpoint){0};
 }
 
-const struct safetensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name)
+int32_t checkpoint_find_idx(const struct checkpoint *checkpoint, const char *name)
 {
     int32_t begin = 0, end = checkpoint->num_tensors;
     while (begin < end) {
         int32_t middle = begin + (end - begin) / 2;
         int order = strcmp(name, checkpoint->tensors[middle]->name);
         if (order == 0) {
-            return checkpoint->tensors[middle];
+            return middle;
         }
         if (order < 0) {
             end = middle;
@@ -353,7 +352,14 @@ const struct safetensor *checkpoint_find(const struct checkpoint *checkpoint, co
             begin = middle + 1;
         }
     }
-    return NULL;
+    return -1;
+}
+
+const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint,
+                                                const char *name)
+{
+    int32_t idx = checkpoint_find_idx(checkpoint, name);
+    return idx >= 0 ? checkpoint->tensors[idx] : NULL;
 }
 
 const char *checkpoint_file_at(const struct checkpoint *checkpoint, const void *address)

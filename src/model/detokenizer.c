@@ -20,7 +20,8 @@ void detokenizer_init(struct detokenizer *detokenizer, const struct imbrex_token
     *detokenizer = (struct detokenizer){
         .tokenizer = tokenizer,
         .skip_special = skip_special,
-        .is_at_start = tokenizer->strips_space,
+        .is_first = true,
+        .num_stripped = tokenizer->num_stripped_spaces,
     };
 }
 
@@ -38,9 +39,12 @@ size_t detokenizer_max_bytes(const struct imbrex_tokenizer *tokenizer)
 /* Writes what one step stands for; returns the bytes written. */
 static size_t write_step(struct detokenizer *detokenizer, struct utf8_step step, char *text)
 {
-    bool is_stripped = detokenizer->is_at_start && step.code_point == ' ';
-    detokenizer->is_at_start = false;
-    return is_stripped ? 0 : utf8_write(step.code_point, text);
+    if (detokenizer->num_stripped > 0 && step.code_point == ' ') {
+        detokenizer->num_stripped--;
+        return 0;
+    }
+    detokenizer->num_stripped = 0;
+    return utf8_write(step.code_point, text);
 }
 
 size_t detokenizer_push(struct detokenizer *detokenizer, int32_t token_id, char *text)
@@ -54,6 +58,9 @@ size_t detokenizer_push(struct detokenizer *detokenizer, int32_t token_id, char 
     if (bytes == NULL) {
         return 0;
     }
+    bool drops_marks = detokenizer->is_first && tokenizer->drops_first_marks &&
+                       (tokenizer->token_flags[token_id] & TOKEN_FLAG_MARKED) != 0;
+    detokenizer->is_first = false;
     while (detokenizer->num_held > 0 && at < num_bytes) {
         /* The start of a character and what may be its rest. It is held because it was cut, so one
          * step takes all of it. */
@@ -78,7 +85,7 @@ size_t detokenizer_push(struct detokenizer *detokenizer, int32_t token_id, char 
         if (step.is_cut) {
             memcpy(detokenizer->held, bytes + at, step.num_bytes);
             detokenizer->num_held = step.num_bytes;
-        } else {
+        } else if (!drops_marks || step.code_point != ' ') {
             num_written += write_step(detokenizer, step, text + num_written);
         }
         at += step.num_bytes;
@@ -92,7 +99,7 @@ size_t detokenizer_flush(struct detokenizer *detokenizer, char *text)
         return 0;
     }
     detokenizer->num_held = 0;
-    detokenizer->is_at_start = false;
+    detokenizer->num_stripped = 0;
     return utf8_write(UTF8_REPLACEMENT, text);
 }
 
@@ -102,6 +109,10 @@ enum imbrex_status imbrex_detokenize(const struct imbrex_tokenizer *tokenizer,
 {
     struct byte_buffer buffer = {0};
     struct detokenizer detokenizer;
+    if (tokenizer == NULL) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "tokenizer: expected one, found NULL (a model without a tokenizer?)");
+    }
     detokenizer_init(&detokenizer, tokenizer, skip_special);
     enum imbrex_status status;
     for (size_t i = 0; i < num_tokens; i++) {

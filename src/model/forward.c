@@ -11,6 +11,8 @@
 #include <assert.h>
 #include <math.h>
 
+#include "model/rope.h"
+
 static int32_t qkv_width(const struct model_config *config)
 {
     return (config->num_heads + 2 * config->num_kv_heads) * config->head_dim;
@@ -37,22 +39,26 @@ void forward_buffers_take(struct arena *arena, const struct model_config *config
     buffers->logits = arena_take(arena, rows, (size_t)config->vocab_size * sizeof(float));
     buffers->cos_sin =
         arena_take(arena, (size_t)max_positions, (size_t)config->head_dim * sizeof(float));
+    buffers->frequencies = arena_take(arena, (size_t)config->head_dim / 2, sizeof(double));
 }
 
 /* Fills the RoPE table up to and including max_position. It grows with the sequence, so that a
- * large context costs neither time nor memory before it is used. Angles are computed in double:
- * at position 100,000 an fp32 angle would be off by 0.004 rad. */
-static void extend_cos_sin(const struct model_config *config, struct forward_buffers *buffers,
-                           int32_t max_position)
+ * large context costs neither time nor memory before it is used. */
+static void extend_cos_sin(const struct model_config *config, const struct weights *weights,
+                           struct forward_buffers *buffers, int32_t max_position)
 {
     int32_t half = config->head_dim / 2;
+    double attention_factor = rope_attention_factor(config);
     assert(max_position < buffers->max_positions);
+    if (buffers->num_positions == 0) {
+        rope_frequencies(config, weights->rope_factors, buffers->frequencies);
+    }
     for (int32_t position = buffers->num_positions; position <= max_position; position++) {
         float *row = buffers->cos_sin + (int64_t)position * config->head_dim;
         for (int32_t i = 0; i < half; i++) {
-            double frequency = pow(config->rope_theta, -2.0 * i / config->head_dim);
-            row[i] = (float)cos(position * frequency);
-            row[half + i] = (float)sin(position * frequency);
+            double angle = position * buffers->frequencies[i];
+            row[i] = (float)(attention_factor * cos(angle));
+            row[half + i] = (float)(attention_factor * sin(angle));
         }
     }
     if (max_position >= buffers->num_positions) {
@@ -96,12 +102,16 @@ static void run_attention(const struct model_config *config, const struct layer_
 
     ops_rope_kv(ops, &(struct rope_kv_params){.qkv = buffers->qkv,
                                               .cos_sin = buffers->cos_sin,
+                                              .q_norm = layer->q_norm,
+                                              .k_norm = layer->k_norm,
                                               .positions = batch->positions,
                                               .slot_mapping = batch->slot_mapping,
                                               .kv = *kv,
                                               .layer_idx = layer_idx,
                                               .num_tokens = batch->num_tokens,
-                                              .num_heads = config->num_heads});
+                                              .num_heads = config->num_heads,
+                                              .norm_eps = (float)config->rms_norm_eps,
+                                              .is_interleaved = config->is_rope_interleaved});
 
     ops_attention(ops, &(struct attention_params){.q = buffers->qkv,
                                                   .d = buffers->attention,
@@ -114,6 +124,7 @@ static void run_attention(const struct model_config *config, const struct layer_
                                                   .num_tokens = batch->num_tokens,
                                                   .num_heads = config->num_heads,
                                                   .max_blocks = batch->max_blocks,
+                                                  .window = config_layer_window(config, layer_idx),
                                                   .scale = (float)(1.0 / sqrt(config->head_dim))});
 
     ops_linear(ops,
@@ -171,7 +182,7 @@ void forward_run(const struct model_config *config, const struct weights *weight
 {
     assert(batch->num_tokens <= buffers->max_tokens);
     for (int32_t i = 0; i < batch->num_tokens; i++) {
-        extend_cos_sin(config, buffers, batch->positions[i]);
+        extend_cos_sin(config, weights, buffers, batch->positions[i]);
     }
     ops_embedding(ops, &(struct embedding_params){.token_ids = batch->token_ids,
                                                   .table = weights->embed_tokens,

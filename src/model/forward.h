@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The forward pass of a decoder-only transformer (llama, qwen2), in terms of ops only. */
+/* The forward pass of a decoder-only transformer (llama, qwen2, qwen3, mistral), in terms of ops
+ * only. */
 #ifndef IMBREX_MODEL_FORWARD_H
 #define IMBREX_MODEL_FORWARD_H
 
@@ -27,6 +28,7 @@ struct forward_buffers {
     float *mlp;       /* [max_tokens, intermediate_size] */
     float *logits;    /* [max_logit_rows, vocab_size] */
     float *cos_sin;   /* [max_positions, head_dim], see rope_kv_params; [0, num_positions) filled */
+    double *frequencies; /* [head_dim / 2], see rope.h; filled with the first position */
     int32_t max_tokens, max_logit_rows, max_positions, num_positions;
 };
 

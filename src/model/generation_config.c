@@ -19,10 +19,11 @@ struct float_row {
 /* Open ends of an interval (a top_p of 0, a min_p of 1 would keep nothing) are given as the nearest
  * value that makes sense and stays inside as a float. */
 static const struct float_row float_rows[] = {
-    FLOAT(temperature, 0.0, 1e6, IMBREX_GENERATION_TEMPERATURE),
+    FLOAT(temperature, 0.0, GENERATION_MAX_TEMPERATURE, IMBREX_GENERATION_TEMPERATURE),
     FLOAT(top_p, 1e-9, 1.0, IMBREX_GENERATION_TOP_P),
     FLOAT(min_p, 0.0, 0.999999, IMBREX_GENERATION_MIN_P),
-    FLOAT(repetition_penalty, 1e-6, 1e6, IMBREX_GENERATION_REPETITION_PENALTY),
+    FLOAT(repetition_penalty, GENERATION_MIN_REPETITION_PENALTY, GENERATION_MAX_REPETITION_PENALTY,
+          IMBREX_GENERATION_REPETITION_PENALTY),
 };
 
 struct generation_config generation_config_default(void)
@@ -45,6 +46,12 @@ static enum imbrex_status read_fields(const char *path, const json_t *root,
             *(float *)(void *)((char *)config + row->offset) = (float)value;
             config->present |= row->bit;
         }
+    }
+    /* do_sample decides the temperature: 0 without it, whatever the file says; 1 if it is alone. */
+    if (config->do_sample) {
+        config->present |= IMBREX_GENERATION_TEMPERATURE;
+    } else {
+        config->present &= ~(unsigned)IMBREX_GENERATION_TEMPERATURE;
     }
     /* 0 switches it off, and so does -1 in files written for vLLM. */
     TRY(json_get_optional_int32(path, root, "top_k", -1, INT32_MAX, &config->top_k, &found, err));

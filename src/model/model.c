@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening a checkpoint folder, and what the public API tells about it. */
+/* Opening a checkpoint: a folder, a GGUF file, or none; and what the public API tells about it. */
 #include "model/model.h"
 
 #include <stdlib.h>
@@ -7,6 +7,9 @@
 
 #include "base/asset.h"
 #include "base/file.h"
+#include "model/gguf_config.h"
+#include "model/random_model.h"
+#include "model/rope.h"
 
 /* A real config.json has a few KiB; the limit only keeps a wrong file from being read whole. */
 #define MAX_CONFIG_BYTES ((size_t)16 << 20)
@@ -58,7 +61,7 @@ static enum imbrex_status open_tokenizer(struct imbrex_model *model, struct imbr
 
     TRY_OR_FAIL(file_join(model->path, "tokenizer.json", &path, err));
     if (file_exists(path)) {
-        TRY_OR_FAIL(imbrex_tokenizer_open(path, &model->tokenizer, err));
+        TRY_OR_FAIL(imbrex_tokenizer_open(model->path, &model->tokenizer, err));
     } else {
         log_write(&model->log, IMBREX_LOG_LEVEL_WARNING,
                   "%s has no tokenizer.json: it takes and gives token ids only", model->path);
@@ -78,48 +81,114 @@ static enum imbrex_status check_tokenizer_fits(const struct imbrex_model *model,
     }
     int32_t num_ids = imbrex_tokenizer_vocab_size(model->tokenizer);
     if (num_ids > model->config.vocab_size) {
-        return error_set(err, IMBREX_STATUS_FORMAT,
-                         "%s/tokenizer.json: expected at most %d token ids (vocab_size of "
-                         "config.json), found %d",
-                         model->path, model->config.vocab_size, num_ids);
+        return error_set(
+            err, IMBREX_STATUS_FORMAT, "%s%s: expected at most %d token ids (%s), found %d",
+            model->path, model->checkpoint.is_gguf ? ": tokenizer.ggml.tokens" : "/tokenizer.json",
+            model->config.vocab_size,
+            model->checkpoint.is_gguf ? "rows of token_embd.weight" : "vocab_size of config.json",
+            num_ids);
     }
     return IMBREX_STATUS_OK;
 }
 
-static enum imbrex_status check_is_folder(const char *path, struct imbrex_error *err)
+/* A LoRA adapter is a folder of its own that only changes another model's weights. */
+static enum imbrex_status check_adapter(const struct imbrex_model *model, struct imbrex_error *err)
 {
+    static const char *const names[] = {"adapter_config.json", "model.safetensors",
+                                        "model.safetensors.index.json"};
+    bool exist[sizeof(names) / sizeof(names[0])];
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char *path = NULL;
+        TRY(file_join(model->path, names[i], &path, err));
+        exist[i] = file_exists(path);
+        free(path);
+    }
+    if (exist[0] && !exist[1] && !exist[2]) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: adapter_config.json: expected a whole model, found a LoRA adapter: "
+                         "merge it into the model that it was made for",
+                         model->path);
+    }
+    if (exist[0]) {
+        log_write(&model->log, IMBREX_LOG_LEVEL_WARNING,
+                  "%s: adapter_config.json is ignored: the folder's own weights run", model->path);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status open_folder(struct imbrex_model *model, struct imbrex_error *err)
+{
+    TRY(check_adapter(model, err));
+    TRY(read_config(model, err));
+    TRY(read_generation_config(model, err));
+    TRY(checkpoint_open(model->path, &model->checkpoint, err));
+    TRY(weights_bind(&model->checkpoint, &model->config, model->path, &model->weights, err));
+    TRY(open_tokenizer(model, err));
+    TRY(check_tokenizer_fits(model, err));
+    return chat_source_read(model, err);
+}
+
+/* ---- other kinds ----------------------------------------------------------------------------- */
+
+static enum imbrex_status open_gguf(struct imbrex_model *model, struct imbrex_error *err)
+{
+    const struct gguf *gguf = &model->checkpoint.gguf;
+    model->generation_config = generation_config_default();
+    TRY(checkpoint_open_gguf(model->path, &model->checkpoint, err));
+    TRY(gguf_read_config(gguf, &model->config, err));
+    TRY(weights_bind(&model->checkpoint, &model->config, model->path, &model->weights, err));
+    if (gguf_find(gguf, "tokenizer.ggml.model") != NULL) {
+        TRY(tokenizer_from_gguf(gguf, &model->tokenizer, err));
+    } else {
+        log_write(&model->log, IMBREX_LOG_LEVEL_WARNING,
+                  "%s has no tokenizer: it takes and gives token ids only", model->path);
+    }
+    TRY(check_tokenizer_fits(model, err));
+    return chat_source_read_gguf(model, err);
+}
+
+static enum imbrex_status open_random(struct imbrex_model *model, struct imbrex_error *err)
+{
+    model->generation_config = generation_config_default();
+    TRY(random_model_open(model->path, &model->config, &model->checkpoint, err));
+    return weights_bind(&model->checkpoint, &model->config, model->path, &model->weights, err);
+}
+
+/* A folder, or a file, or one of the two that are neither. */
+static enum imbrex_status open_path(struct imbrex_model *model, struct imbrex_error *err)
+{
+    const char *path = model->path;
     if (file_is_folder(path)) {
-        return IMBREX_STATUS_OK;
+        return open_folder(model, err);
     }
     if (asset_is_path(path)) {
         return error_set(err, IMBREX_STATUS_NOT_FOUND, "%s: expected %s, found no such model", path,
                          ASSET_DEFAULT_MODEL);
     }
+    if (random_model_is_path(path)) {
+        return open_random(model, err);
+    }
     if (!file_exists(path)) {
         return error_set(err, IMBREX_STATUS_NOT_FOUND,
-                         "%s: expected a folder with config.json and model.safetensors, found "
-                         "nothing at this path",
+                         "%s: expected a folder with config.json and model.safetensors, or a GGUF "
+                         "file, found nothing at this path",
                          path);
     }
-    return error_set(err, IMBREX_STATUS_FORMAT,
-                     "%s: expected a folder with config.json and model.safetensors, found a file",
-                     path);
+    return open_gguf(model, err);
 }
 
 enum imbrex_status imbrex_model_open(const char *path, const struct imbrex_model_options *options,
                                      struct imbrex_model **model, struct imbrex_error *err)
 {
     enum imbrex_status status;
-    struct imbrex_model *opened = NULL;
-
     if (path == NULL) {
         path = ASSET_DEFAULT_MODEL;
     }
-    TRY(check_is_folder(path, err));
-    opened = calloc(1, sizeof(*opened));
+    struct imbrex_model *opened = calloc(1, sizeof(*opened));
     if (opened == NULL) {
         return error_out_of_memory(err, "the model", sizeof(*opened));
     }
+    pthread_mutex_init(&opened->filling, NULL);
     if (options != NULL) {
         opened->log = (struct log){.write = options->log, .user = options->log_user};
     }
@@ -130,12 +199,7 @@ enum imbrex_status imbrex_model_open(const char *path, const struct imbrex_model
         goto fail;
     }
     memcpy(opened->path, path, path_bytes);
-    TRY_OR_FAIL(read_config(opened, err));
-    TRY_OR_FAIL(read_generation_config(opened, err));
-    TRY_OR_FAIL(checkpoint_open(path, &opened->checkpoint, err));
-    TRY_OR_FAIL(weights_bind(&opened->checkpoint, &opened->config, path, &opened->weights, err));
-    TRY_OR_FAIL(open_tokenizer(opened, err));
-    TRY_OR_FAIL(check_tokenizer_fits(opened, err));
+    TRY_OR_FAIL(open_path(opened, err));
     if (opened->weights.tied != opened->config.tie_word_embeddings) {
         log_write(&opened->log, IMBREX_LOG_LEVEL_WARNING, "%s: lm_head: %s", path,
                   opened->weights.tied_reason);
@@ -147,14 +211,31 @@ fail:
     return status;
 }
 
+enum imbrex_status model_fill(struct imbrex_model *model, struct imbrex_error *err)
+{
+    enum imbrex_status status = IMBREX_STATUS_OK;
+    if (model->checkpoint.region.base == NULL) {
+        return IMBREX_STATUS_OK;
+    }
+    pthread_mutex_lock(&model->filling);
+    if (!model->is_filled) {
+        status = random_model_fill(&model->checkpoint, err);
+        model->is_filled = status == IMBREX_STATUS_OK;
+    }
+    pthread_mutex_unlock(&model->filling);
+    return status;
+}
+
 void imbrex_model_close(struct imbrex_model *model)
 {
     if (model == NULL) {
         return;
     }
+    chat_source_release(model);
     imbrex_tokenizer_close(model->tokenizer);
     weights_release(&model->weights);
     checkpoint_close(&model->checkpoint);
+    pthread_mutex_destroy(&model->filling);
     free(model->path);
     free(model);
 }
@@ -164,12 +245,28 @@ const struct imbrex_tokenizer *imbrex_model_tokenizer(const struct imbrex_model 
     return model->tokenizer;
 }
 
+static const char *format_name(const struct checkpoint *checkpoint)
+{
+    if (checkpoint->is_gguf) {
+        return checkpoint->gguf.version == 2 ? "GGUF v2" : "GGUF v3";
+    }
+    return checkpoint->region.base != NULL ? "random" : "safetensors";
+}
+
 void imbrex_model_describe(const struct imbrex_model *model, struct imbrex_model_info *info)
 {
     const struct model_config *config = &model->config;
     bool has_generation_eos = model->generation_config.num_eos_token_ids > 0;
+    bool is_scaled = config->rope_scaling.type != ROPE_SCALING_NONE;
+    int32_t num_sliding_layers = 0;
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        num_sliding_layers += config_layer_window(config, i) > 0;
+    }
     *info = (struct imbrex_model_info){
         .path = model->path,
+        .format = format_name(&model->checkpoint),
+        .file_type =
+            model->checkpoint.is_gguf ? gguf_file_type_name(&model->checkpoint.gguf) : NULL,
         .architecture = architecture_name(config->architecture),
         .hidden_size = config->hidden_size,
         .intermediate_size = config->intermediate_size,
@@ -181,6 +278,10 @@ void imbrex_model_describe(const struct imbrex_model *model, struct imbrex_model
         .max_position_embeddings = config->max_position_embeddings,
         .rope_theta = config->rope_theta,
         .rms_norm_eps = config->rms_norm_eps,
+        .rope_scaling = rope_scaling_name(config->rope_scaling.type),
+        .rope_scaling_factor = is_scaled ? config->rope_scaling.factor : 1.0,
+        .sliding_window = config->sliding_window,
+        .num_sliding_layers = num_sliding_layers,
         .tied = model->weights.tied,
         .tied_reason = model->weights.tied_reason,
         .num_parameters = model->weights.num_parameters,
@@ -205,7 +306,7 @@ enum imbrex_status imbrex_model_tensor(const struct imbrex_model *model, int32_t
     if (tensor_idx < 0 || tensor_idx >= model->checkpoint.num_tensors) {
         return IMBREX_STATUS_INVALID_ARGUMENT;
     }
-    const struct safetensor *source = model->checkpoint.tensors[tensor_idx];
+    const struct checkpoint_tensor *source = model->checkpoint.tensors[tensor_idx];
     *tensor = (struct imbrex_tensor_info){.name = source->name,
                                           .dtype = source->dtype_name,
                                           .file = source->file,

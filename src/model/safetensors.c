@@ -23,21 +23,11 @@ struct dtype_row {
 };
 
 static const struct dtype_row dtype_rows[] = {
-#define DTYPE_ROW(name, num_bytes) {#name, num_bytes, DTYPE_##name},
-    DTYPE_LIST(DTYPE_ROW)
-#undef DTYPE_ROW
-        {"BOOL", 1, DTYPE_COUNT},
-    {"U8", 1, DTYPE_COUNT},
-    {"I8", 1, DTYPE_COUNT},
-    {"F8_E5M2", 1, DTYPE_COUNT},
-    {"F8_E4M3", 1, DTYPE_COUNT},
-    {"I16", 2, DTYPE_COUNT},
-    {"U16", 2, DTYPE_COUNT},
-    {"I32", 4, DTYPE_COUNT},
-    {"U32", 4, DTYPE_COUNT},
-    {"F64", 8, DTYPE_COUNT},
-    {"I64", 8, DTYPE_COUNT},
-    {"U64", 8, DTYPE_COUNT},
+    {"F32", 4, DTYPE_F32},       {"F16", 2, DTYPE_F16},       {"BF16", 2, DTYPE_BF16},
+    {"BOOL", 1, DTYPE_COUNT},    {"U8", 1, DTYPE_COUNT},      {"I8", 1, DTYPE_COUNT},
+    {"F8_E5M2", 1, DTYPE_COUNT}, {"F8_E4M3", 1, DTYPE_COUNT}, {"I16", 2, DTYPE_COUNT},
+    {"U16", 2, DTYPE_COUNT},     {"I32", 4, DTYPE_COUNT},     {"U32", 4, DTYPE_COUNT},
+    {"F64", 8, DTYPE_COUNT},     {"I64", 8, DTYPE_COUNT},     {"U64", 8, DTYPE_COUNT},
 };
 
 /* What is being parsed, for messages and bounds. */
@@ -86,12 +76,11 @@ static enum imbrex_status read_header_length(const char *path, const unsigned ch
 }
 
 static enum imbrex_status read_dtype(const struct source *source, const json_t *entry,
-                                     struct safetensor *tensor, size_t *element_bytes)
+                                     struct checkpoint_tensor *tensor, size_t *element_bytes)
 {
     const json_t *dtype = json_object_get(entry, "dtype");
     if (!json_is_string(dtype)) {
-        return field_error(source, tensor->name, "dtype", "a string",
-                           dtype == NULL ? "nothing" : json_kind(dtype));
+        return field_error(source, tensor->name, "dtype", "a string", json_kind(dtype));
     }
     tensor->dtype_name = json_string_value(dtype);
     for (size_t i = 0; i < sizeof(dtype_rows) / sizeof(dtype_rows[0]); i++) {
@@ -108,14 +97,13 @@ static enum imbrex_status read_dtype(const struct source *source, const json_t *
 
 /* Also the bytes that a tensor of this shape takes. */
 static enum imbrex_status read_shape(const struct source *source, const json_t *entry,
-                                     struct safetensor *tensor, size_t element_bytes)
+                                     struct checkpoint_tensor *tensor, size_t element_bytes)
 {
     const json_t *shape = json_object_get(entry, "shape");
     size_t num_bytes = element_bytes;
     char found[48];
     if (!json_is_array(shape)) {
-        return field_error(source, tensor->name, "shape", "an array",
-                           shape == NULL ? "nothing" : json_kind(shape));
+        return field_error(source, tensor->name, "shape", "an array", json_kind(shape));
     }
     if (json_array_size(shape) > IMBREX_MAX_TENSOR_DIMS) {
         return error_set(source->err, IMBREX_STATUS_UNSUPPORTED,
@@ -142,7 +130,7 @@ static enum imbrex_status read_shape(const struct source *source, const json_t *
 }
 
 static enum imbrex_status read_offsets(const struct source *source, const json_t *entry,
-                                       struct safetensor *tensor)
+                                       struct checkpoint_tensor *tensor)
 {
     const json_t *offsets = json_object_get(entry, "data_offsets");
     uint64_t range[2];
@@ -181,7 +169,7 @@ static enum imbrex_status read_offsets(const struct source *source, const json_t
 }
 
 static enum imbrex_status read_tensor(const struct source *source, const char *name,
-                                      const json_t *entry, struct safetensor *tensor)
+                                      const json_t *entry, struct checkpoint_tensor *tensor)
 {
     size_t element_bytes = 0;
     if (!json_is_object(entry)) {
@@ -189,7 +177,7 @@ static enum imbrex_status read_tensor(const struct source *source, const char *n
                          "%s: %.128s: expected an object, found %s", source->path, name,
                          json_kind(entry));
     }
-    *tensor = (struct safetensor){.name = name, .file = source->path};
+    *tensor = (struct checkpoint_tensor){.name = name, .file = source->path};
     TRY(read_dtype(source, entry, tensor, &element_bytes));
     TRY(read_shape(source, entry, tensor, element_bytes));
     return read_offsets(source, entry, tensor);
@@ -218,7 +206,7 @@ static enum imbrex_status check_metadata(const struct source *source, const json
 /* By begin, then by end: an empty tensor comes before one that begins where it stands. */
 static int compare_offsets(const void *left, const void *right)
 {
-    const struct safetensor *a = left, *b = right;
+    const struct checkpoint_tensor *a = left, *b = right;
     if (a->elements != b->elements) {
         return a->elements < b->elements ? -1 : 1;
     }
@@ -227,13 +215,13 @@ static int compare_offsets(const void *left, const void *right)
 
 static int compare_names(const void *left, const void *right)
 {
-    const struct safetensor *a = left, *b = right;
+    const struct checkpoint_tensor *a = left, *b = right;
     return strcmp(a->name, b->name);
 }
 
 /* Sorts the tensors by their place and checks that they tile [0, data_bytes). */
-static enum imbrex_status check_tiling(const struct source *source, struct safetensor *tensors,
-                                       size_t num_tensors)
+static enum imbrex_status check_tiling(const struct source *source,
+                                       struct checkpoint_tensor *tensors, size_t num_tensors)
 {
     size_t end = 0;
     char expected[64], found[64];
@@ -259,7 +247,7 @@ static enum imbrex_status check_tiling(const struct source *source, struct safet
 
 /* The tensors of the header into tensors[], which has room for every member of `header`. */
 static enum imbrex_status read_tensors(const struct source *source, json_t *header,
-                                       struct safetensor *tensors, size_t *num_tensors)
+                                       struct checkpoint_tensor *tensors, size_t *num_tensors)
 {
     const char *name;
     json_t *entry;
@@ -283,7 +271,7 @@ enum imbrex_status safetensors_parse(const char *path, const unsigned char *byte
     enum imbrex_status status;
     size_t header_bytes = 0, array_bytes, num_tensors = 0;
     json_t *header = NULL;
-    struct safetensor *tensors = NULL;
+    struct checkpoint_tensor *tensors = NULL;
     TRY(read_header_length(path, bytes, num_bytes, &header_bytes, err));
     TRY(json_parse_object(path, bytes + LENGTH_BYTES, header_bytes, &header, err));
 

@@ -9,26 +9,13 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "ops/dtype.h"
+#include "model/checkpoint_tensor.h"
 
 /* The format's own limit on the JSON header, in bytes. */
 #define SAFETENSORS_MAX_HEADER_BYTES 100000000u
 
-/* One tensor of a file. `name` is owned by the struct safetensors it came from, `elements` points
- * into the file. */
-struct safetensor {
-    const char *name;
-    const char *dtype_name; /* as written in the file, for messages; owned likewise */
-    enum dtype dtype; /* DTYPE_COUNT: a type of the format that imbrex does not compute with */
-    int32_t num_dims;
-    int64_t shape[IMBREX_MAX_TENSOR_DIMS];
-    const unsigned char *elements;
-    size_t num_bytes;
-    const char *file; /* path of the file, a view of what the caller passed */
-};
-
 struct safetensors {
-    struct safetensor *tensors; /* [num_tensors], by name */
+    struct checkpoint_tensor *tensors; /* [num_tensors], by name, which the header owns */
     int32_t num_tensors;
     void *header; /* the parsed JSON, which holds the names */
 };

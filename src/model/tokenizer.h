@@ -1,32 +1,61 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenizer.json: text to ids and back. The public functions are in imbrex.h (struct
- * imbrex_tokenizer); here is what the engine and the tests need beside them.
+/* Tokenizers: text to ids and back. The public functions are in imbrex.h (struct imbrex_tokenizer);
+ * here is what the engine and the tests need beside them.
  *
- * Supported: model BPE with byte-level alphabet (NFC or no normalizer, Split by Qwen2's pattern,
- * ByteLevel) and SentencePiece-style BPE (Prepend and Replace normalizers, no pre-tokenizer,
- * byte_fallback); added tokens; TemplateProcessing. Anything else is refused by name. */
+ * Supported: BPE as Hugging Face's tokenizer.json has it, byte-level (GPT-2, Llama-3, Qwen2 and 3,
+ * other split patterns) and SentencePiece-style (Llama-2, Mistral), and the vocabularies of GGUF
+ * files ("gpt2", "llama"). Which steps: tokenizer_parse.c, tokenizer_gguf.c. Anything else is
+ * refused by name. */
 #ifndef IMBREX_MODEL_TOKENIZER_H
 #define IMBREX_MODEL_TOKENIZER_H
 
 #include "imbrex.h"
+
+struct gguf;
 
 /* Builds a tokenizer from the bytes of a tokenizer.json, which are not kept. `path` is for
  * messages. */
 enum imbrex_status tokenizer_parse(const char *path, const void *bytes, size_t num_bytes,
                                    struct imbrex_tokenizer **tokenizer, struct imbrex_error *err);
 
+/* Builds a tokenizer from the metadata of a GGUF file, which is not kept. */
+enum imbrex_status tokenizer_from_gguf(const struct gguf *gguf, struct imbrex_tokenizer **tokenizer,
+                                       struct imbrex_error *err);
+
+/* text[begin, end) */
+struct text_span {
+    size_t begin, end;
+};
+
+/* Text to ids, for a text of which parts were written by somebody who must not write special
+ * tokens: those written in text[input] or reaching into it are ordinary text, those elsewhere
+ * become their ids. Splitting and merging run over the whole text, so the ids differ from those of
+ * IMBREX_TOKENIZE_PARSE_SPECIAL in nothing else. No post-processor.
+ *   text        [text_bytes] valid UTF-8
+ *   inputs      [num_inputs] in order, apart, at the edges of characters
+ *   token_ids   as imbrex_tokenize
+ * UNSUPPORTED if the tokenizer's merges made a special token out of ordinary text. */
+enum imbrex_status tokenizer_encode_guarded(const struct imbrex_tokenizer *tokenizer,
+                                            const char *text, size_t text_bytes,
+                                            const struct text_span *inputs, size_t num_inputs,
+                                            int32_t **token_ids, size_t *num_tokens,
+                                            struct imbrex_error *err);
+
+/* The one token that the post-processor puts in front of a text; -1 if it is none or several. */
+int32_t tokenizer_bos_id(const struct imbrex_tokenizer *tokenizer);
+
 /* Bytes of the largest piece that one token can decode to, so that buffers can be planned. */
 size_t tokenizer_max_token_bytes(const struct imbrex_tokenizer *tokenizer);
 
-/* ---- streaming detokenizer
- * --------------------------------------------------------------------------- */
+/* ---- streaming detokenizer ------------------------------------------------------------------- */
 
 /* Ids in, whole UTF-8 characters out. Concatenating all its output equals imbrex_detokenize of all
  * ids. */
 struct detokenizer {
     const struct imbrex_tokenizer *tokenizer;
     bool skip_special;
-    bool is_at_start;      /* the decoder's "strip one leading space" still applies */
+    bool is_first;         /* no token has been decoded yet */
+    int32_t num_stripped;  /* spaces that the decoder still strips at the start of the text */
     unsigned char held[4]; /* start of a character that is not complete yet */
     int32_t num_held;      /* 0..3 */
 };

@@ -11,9 +11,13 @@
 
 struct encoder {
     const struct imbrex_tokenizer *tokenizer;
-    bool parse_special;
+    const char *text;            /* the whole */
+    struct special_rule special; /* for the whole; inputs before the piece at work are dropped */
+    size_t num_special;          /* special tokens found */
     struct id_buffer ids;
-    struct byte_buffer normalized; /* the piece of text at work */
+    struct byte_buffer normalized[2];    /* the piece of text at work */
+    struct text_span *normalized_inputs; /* [special.num_inputs] where the inputs lie in it */
+    struct pre_scratch pre;
     struct bpe_scratch scratch;
     struct imbrex_error *err;
 };
@@ -106,23 +110,17 @@ static enum imbrex_status merge_word(struct encoder *encoder, size_t word_begin)
     return IMBREX_STATUS_OK;
 }
 
-static enum imbrex_status encode_byte_words(struct encoder *encoder, const char *text,
-                                            size_t num_bytes)
+static enum imbrex_status encode_bytes(struct encoder *encoder, const char *text, size_t num_bytes)
 {
     const int32_t *byte_ids = encoder->tokenizer->byte_ids;
-    for (size_t at = 0; at < num_bytes;) {
-        size_t word_bytes = qwen2_split_next(text + at, num_bytes - at);
-        TRY(id_buffer_reserve(&encoder->ids, word_bytes, encoder->err));
-        size_t word_begin = encoder->ids.num_ids;
-        int32_t *symbols = encoder->ids.ids + word_begin;
-        for (size_t i = 0; i < word_bytes; i++) {
-            symbols[i] = byte_ids[(unsigned char)text[at + i]];
-        }
-        encoder->ids.num_ids += word_bytes;
-        TRY(merge_word(encoder, word_begin));
-        at += word_bytes;
+    TRY(id_buffer_reserve(&encoder->ids, num_bytes, encoder->err));
+    size_t word_begin = encoder->ids.num_ids;
+    int32_t *symbols = encoder->ids.ids + word_begin;
+    for (size_t i = 0; i < num_bytes; i++) {
+        symbols[i] = byte_ids[(unsigned char)text[i]];
     }
-    return IMBREX_STATUS_OK;
+    encoder->ids.num_ids += num_bytes;
+    return merge_word(encoder, word_begin);
 }
 
 /* The id of a character's token, or -1. */
@@ -142,7 +140,7 @@ static int32_t char_id(const struct imbrex_tokenizer *tokenizer, uint32_t code_p
                : -1;
 }
 
-/* Hugging Face merges the whole text as one word; so does this, in pieces where it is the same. */
+/* Hugging Face merges all of the text as one word; so does this, in pieces where it is the same. */
 static enum imbrex_status encode_chars(struct encoder *encoder, const char *text, size_t num_bytes)
 {
     const struct imbrex_tokenizer *tokenizer = encoder->tokenizer;
@@ -176,94 +174,97 @@ static enum imbrex_status encode_chars(struct encoder *encoder, const char *text
     return merge_word(encoder, word_begin);
 }
 
-static enum imbrex_status encode_words(struct encoder *encoder, const char *text, size_t num_bytes)
+/* One word, as the pre-tokenizer cut it. */
+static enum imbrex_status encode_word(void *context, const char *text, size_t num_bytes,
+                                      bool is_at_start)
 {
-    if (num_bytes == 0) {
-        return IMBREX_STATUS_OK;
-    }
-    return encoder->tokenizer->is_byte_level ? encode_byte_words(encoder, text, num_bytes)
-                                             : encode_chars(encoder, text, num_bytes);
-}
-
-/* ---- normalisation -------------------------------------------------------------------------- */
-
-/* Text with U+2581 in front and for each space, as far as the tokenizer wants it. */
-static enum imbrex_status mark_spaces(const struct imbrex_tokenizer *tokenizer, const char *text,
-                                      size_t num_bytes, struct byte_buffer *result,
-                                      struct imbrex_error *err)
-{
-    if (tokenizer->has_prepend) {
-        TRY(byte_buffer_append(result, SPACE_MARK, SPACE_MARK_BYTES, err));
-    }
-    for (size_t at = 0; at < num_bytes;) {
-        const char *space = tokenizer->has_replace ? memchr(text + at, ' ', num_bytes - at) : NULL;
-        size_t end = space == NULL ? num_bytes : (size_t)(space - text);
-        TRY(byte_buffer_append(result, text + at, end - at, err));
-        if (space != NULL) {
-            TRY(byte_buffer_append(result, SPACE_MARK, SPACE_MARK_BYTES, err));
-            end++;
-        }
-        at = end;
-    }
-    return IMBREX_STATUS_OK;
-}
-
-/* Sets *normalized to the text itself, or to encoder->normalized. num_bytes >= 1. */
-static enum imbrex_status normalize(struct encoder *encoder, const char *text, size_t num_bytes,
-                                    const char **normalized, size_t *normalized_bytes)
-{
+    (void)is_at_start;
+    struct encoder *encoder = context;
     const struct imbrex_tokenizer *tokenizer = encoder->tokenizer;
-    struct byte_buffer *buffer = &encoder->normalized;
-    bool has_marks = tokenizer->has_prepend || tokenizer->has_replace;
-    *normalized = text;
-    *normalized_bytes = num_bytes;
-    if (!has_marks && (!tokenizer->has_nfc || nfc_is_inert(text, num_bytes))) {
-        return IMBREX_STATUS_OK;
+    if (tokenizer->ignores_merges) {
+        int32_t id = text_table_find(&tokenizer->words, text, num_bytes);
+        if (id >= 0) {
+            return id_buffer_append(&encoder->ids, id, encoder->err);
+        }
     }
-    buffer->num_bytes = 0;
-    if (has_marks) {
-        TRY(mark_spaces(tokenizer, text, num_bytes, buffer, encoder->err));
-    } else {
-        TRY(nfc_append(text, num_bytes, buffer, encoder->err));
-    }
-    *normalized = buffer->bytes;
-    *normalized_bytes = buffer->num_bytes;
-    return IMBREX_STATUS_OK;
+    return tokenizer->is_byte_level ? encode_bytes(encoder, text, num_bytes)
+                                    : encode_chars(encoder, text, num_bytes);
 }
 
 /* ---- added tokens --------------------------------------------------------------------------- */
 
 /* Encodes a text between the added tokens in it. */
 typedef enum imbrex_status encode_between_fn(struct encoder *encoder, const char *text,
-                                             size_t num_bytes);
+                                             size_t num_bytes, bool is_at_start);
 
 static enum imbrex_status encode_around(struct encoder *encoder, const struct added_tokens *added,
-                                        const char *text, size_t num_bytes,
+                                        struct special_rule special, const char *text,
+                                        size_t num_bytes, bool is_at_start,
                                         encode_between_fn *encode_between)
 {
-    size_t at = 0, position;
+    struct added_match match = {0};
     for (;;) {
-        const struct added_token *token =
-            added_tokens_find(added, text, num_bytes, at, encoder->parse_special, &position);
-        if (token == NULL) {
-            return encode_between(encoder, text + at, num_bytes - at);
+        size_t begin = match.end;
+        bool is_found = added_tokens_next(added, text, num_bytes, &special, &match, &match);
+        size_t end = is_found ? match.begin : num_bytes;
+        if (begin < end) {
+            TRY(encode_between(encoder, text + begin, end - begin, is_at_start && begin == 0));
         }
-        TRY(encode_between(encoder, text + at, position - at));
-        TRY(id_buffer_append(&encoder->ids, token->id, encoder->err));
-        at = position + token->num_bytes;
+        if (!is_found) {
+            return IMBREX_STATUS_OK;
+        }
+        TRY(id_buffer_append(&encoder->ids, match.token->id, encoder->err));
+        encoder->num_special += match.token->is_special;
     }
 }
 
-static enum imbrex_status encode_raw(struct encoder *encoder, const char *text, size_t num_bytes)
+static enum imbrex_status encode_normalized(struct encoder *encoder, const char *text,
+                                            size_t num_bytes, bool is_at_start)
 {
-    if (num_bytes == 0) {
-        return IMBREX_STATUS_OK;
+    const struct imbrex_tokenizer *tokenizer = encoder->tokenizer;
+    return pre_tokenize(tokenizer->pre_steps, tokenizer->num_pre_steps, text, num_bytes,
+                        is_at_start, &encoder->pre, encode_word, encoder, encoder->err);
+}
+
+/* Makes *special, the rule for a piece as it was, one for the piece after normalisation. */
+static enum imbrex_status guard_normalized(struct encoder *encoder, const char *text,
+                                           size_t num_bytes, struct special_rule *special)
+{
+    const struct imbrex_tokenizer *tokenizer = encoder->tokenizer;
+    struct text_span *inputs = encoder->normalized_inputs;
+    size_t num_inputs = 0, origin = special->origin;
+    for (; num_inputs < special->num_inputs; num_inputs++) {
+        const struct text_span *input = &special->inputs[num_inputs];
+        if (input->begin >= origin + num_bytes) {
+            break;
+        }
+        inputs[num_inputs].begin = input->begin > origin ? input->begin - origin : 0;
+        inputs[num_inputs].end = input->end - origin < num_bytes ? input->end - origin : num_bytes;
     }
+    TRY(normalizer_map_inputs(tokenizer->normalizer, tokenizer->num_normalizer_steps, text,
+                              num_bytes, inputs, num_inputs, encoder->err));
+    *special = (struct special_rule){
+        .parse_special = special->parse_special, .inputs = inputs, .num_inputs = num_inputs};
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status encode_raw(struct encoder *encoder, const char *text, size_t num_bytes,
+                                     bool is_at_start)
+{
+    const struct imbrex_tokenizer *tokenizer = encoder->tokenizer;
+    special_rule_pass(&encoder->special, (size_t)(text - encoder->text));
+    struct special_rule special = encoder->special;
+    special.origin = (size_t)(text - encoder->text);
     const char *normalized;
     size_t normalized_bytes;
-    TRY(normalize(encoder, text, num_bytes, &normalized, &normalized_bytes));
-    return encode_around(encoder, &encoder->tokenizer->normalized_added, normalized,
-                         normalized_bytes, encode_words);
+    TRY(normalizer_run(tokenizer->normalizer, tokenizer->num_normalizer_steps, text, num_bytes,
+                       encoder->normalized, &normalized, &normalized_bytes, encoder->err));
+    if (special.num_inputs > 0 && tokenizer->normalized_added.num_tokens > 0 &&
+        (normalized != text || normalized_bytes != num_bytes)) {
+        TRY(guard_normalized(encoder, text, num_bytes, &special));
+    }
+    return encode_around(encoder, &tokenizer->normalized_added, special, normalized,
+                         normalized_bytes, is_at_start, encode_normalized);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */
@@ -295,6 +296,70 @@ static enum imbrex_status append_template(struct encoder *encoder, size_t begin,
     return IMBREX_STATUS_OK;
 }
 
+static void encoder_release(struct encoder *encoder)
+{
+    free(encoder->ids.ids);
+    free(encoder->normalized[0].bytes);
+    free(encoder->normalized[1].bytes);
+    free(encoder->normalized_inputs);
+    pre_scratch_release(&encoder->pre);
+    bpe_scratch_release(&encoder->scratch);
+}
+
+/* Ids that are special tokens, but for the one that stands for unknown characters. */
+static size_t count_special(const struct imbrex_tokenizer *tokenizer, const struct id_buffer *ids)
+{
+    bool has_unk = !tokenizer->is_byte_level && !tokenizer->has_byte_fallback;
+    size_t num_special = 0;
+    for (size_t i = 0; i < ids->num_ids; i++) {
+        num_special += imbrex_token_is_special(tokenizer, ids->ids[i]) &&
+                       !(has_unk && ids->ids[i] == tokenizer->unk_id);
+    }
+    return num_special;
+}
+
+enum imbrex_status tokenizer_encode_guarded(const struct imbrex_tokenizer *tokenizer,
+                                            const char *text, size_t text_bytes,
+                                            const struct text_span *inputs, size_t num_inputs,
+                                            int32_t **token_ids, size_t *num_tokens,
+                                            struct imbrex_error *err)
+{
+    struct encoder encoder = {
+        .tokenizer = tokenizer,
+        .text = text,
+        .special = {.parse_special = true, .inputs = inputs, .num_inputs = num_inputs},
+        .err = err,
+    };
+    enum imbrex_status status;
+    size_t inputs_bytes;
+    if (!size_mul(num_inputs, sizeof(*inputs), &inputs_bytes)) {
+        return error_out_of_memory(err, "parts of the text", SIZE_MAX);
+    }
+    if (inputs_bytes > 0) {
+        encoder.normalized_inputs = malloc(inputs_bytes);
+        if (encoder.normalized_inputs == NULL) {
+            return error_out_of_memory(err, "parts of the text", inputs_bytes);
+        }
+    }
+    TRY_OR_FAIL(id_buffer_reserve(&encoder.ids, 1, err));
+    if (text_bytes > 0) {
+        TRY_OR_FAIL(encode_around(&encoder, &tokenizer->raw_added, encoder.special, text,
+                                  text_bytes, true, encode_raw));
+    }
+    if (count_special(tokenizer, &encoder.ids) > encoder.num_special) {
+        status = error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                           "tokenizer: merges: expected none that make a special token out of "
+                           "ordinary text, found such a token in this text");
+        goto fail;
+    }
+    *token_ids = encoder.ids.ids;
+    *num_tokens = encoder.ids.num_ids;
+    encoder.ids.ids = NULL;
+fail:
+    encoder_release(&encoder);
+    return status;
+}
+
 enum imbrex_status imbrex_tokenize(const struct imbrex_tokenizer *tokenizer, const char *text,
                                    size_t text_bytes, unsigned flags, int32_t **token_ids,
                                    size_t *num_tokens, struct imbrex_error *err)
@@ -304,13 +369,17 @@ enum imbrex_status imbrex_tokenize(const struct imbrex_tokenizer *tokenizer, con
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "flags: expected bits of 0x%x, found 0x%x", known, flags);
     }
+    if (tokenizer == NULL) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "tokenizer: expected one, found NULL (a model without a tokenizer?)");
+    }
     if (text == NULL && text_bytes > 0) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "text: expected %zu bytes, found NULL", text_bytes);
     }
     struct encoder encoder = {
         .tokenizer = tokenizer,
-        .parse_special = (flags & IMBREX_TOKENIZE_PARSE_SPECIAL) != 0,
+        .special = {.parse_special = (flags & IMBREX_TOKENIZE_PARSE_SPECIAL) != 0},
         .err = err,
     };
     bool add_special = (flags & IMBREX_TOKENIZE_ADD_SPECIAL) != 0;
@@ -327,7 +396,9 @@ enum imbrex_status imbrex_tokenize(const struct imbrex_tokenizer *tokenizer, con
             text = repaired.bytes;
             text_bytes = repaired.num_bytes;
         }
-        TRY_OR_FAIL(encode_around(&encoder, &tokenizer->raw_added, text, text_bytes, encode_raw));
+        encoder.text = text;
+        TRY_OR_FAIL(encode_around(&encoder, &tokenizer->raw_added, encoder.special, text,
+                                  text_bytes, true, encode_raw));
     }
     if (add_special) {
         TRY_OR_FAIL(append_template(&encoder, tokenizer->num_before, tokenizer->num_after));
@@ -336,9 +407,7 @@ enum imbrex_status imbrex_tokenize(const struct imbrex_tokenizer *tokenizer, con
     *num_tokens = encoder.ids.num_ids;
     encoder.ids.ids = NULL;
 fail:
-    free(encoder.ids.ids);
-    free(encoder.normalized.bytes);
-    bpe_scratch_release(&encoder.scratch);
+    encoder_release(&encoder);
     free(repaired.bytes);
     return status;
 }

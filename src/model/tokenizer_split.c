@@ -1,17 +1,68 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Qwen2's pre-tokenizer: cuts a text into the words that are merged apart from each other. The
- * pattern is Qwen2Tokenizer's PRETOKENIZE_REGEX (Hugging Face transformers, tokenization_qwen2.py).
- * Its alternatives are tried in their order at each place, written out by hand: every word is found
- * in one or two passes over it, so a text takes linear time, which a backtracking engine does not
- * promise. */
-#include <utf8proc.h>
+/* The patterns by which the GPT-2, Llama-3 and Qwen2 families cut a text into the words that are
+ * merged apart from each other. They are one pattern with a few differences, which struct
+ * word_rules names. The alternatives are tried in their order at each place, written out by hand:
+ * every word is found in one or two passes over it, so a text takes linear time, which a
+ * backtracking engine does not promise. */
+#include <string.h>
 
 #include "base/utf8.h"
 #include "model/tokenizer_internal.h"
+#include "model/unicode_kind.h"
 
-const char qwen2_split_pattern[] =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
-    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+struct word_rules {
+    const char *pattern;
+    bool folds_contractions; /* 'S is as good as 's */
+    bool takes_any_prefix;   /* before letters: any character but these and line breaks; else " " */
+    bool takes_line_breaks;  /* after punctuation, and white space up to them is a word */
+    bool digits_take_space;  /* one before them */
+    size_t max_digits;       /* of one word */
+};
+
+/* Hugging Face's files of GPT2Tokenizer (ByteLevel's own pattern), Qwen2Tokenizer and Llama-3. */
+static const struct word_rules rules_of[NUM_WORD_PATTERNS] = {
+    [WORD_PATTERN_GPT2] =
+        {
+            .pattern = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+"
+                       "|\\s+(?!\\S)|\\s+",
+            .digits_take_space = true,
+            .max_digits = SIZE_MAX,
+        },
+    [WORD_PATTERN_QWEN2] =
+        {
+            .pattern = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
+                       "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+            .folds_contractions = true,
+            .takes_any_prefix = true,
+            .takes_line_breaks = true,
+            .max_digits = 1,
+        },
+    [WORD_PATTERN_LLAMA3] =
+        {
+            .pattern = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}"
+                       "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+            .folds_contractions = true,
+            .takes_any_prefix = true,
+            .takes_line_breaks = true,
+            .max_digits = 3,
+        },
+};
+
+const char *word_pattern_text(enum word_pattern pattern)
+{
+    return rules_of[pattern].pattern;
+}
+
+bool word_pattern_find(const char *text, enum word_pattern *pattern)
+{
+    for (int i = 0; i < NUM_WORD_PATTERNS; i++) {
+        if (strcmp(text, rules_of[i].pattern) == 0) {
+            *pattern = (enum word_pattern)i;
+            return true;
+        }
+    }
+    return false;
+}
 
 /* Each character is of one kind. */
 enum char_kind {
@@ -21,31 +72,6 @@ enum char_kind {
     KIND_SPACE,   /* \s but [\r\n] */
     KIND_NEWLINE, /* [\r\n] */
     KIND_END,     /* the text ends */
-};
-
-/* Letters and numbers that Unicode 15.1 and 16.0 added. Hugging Face's tokenizers know them, Debian
- * 12's utf8proc 2.8 (Unicode 15.0) does not. */
-struct kind_range {
-    uint32_t first, last;
-    enum char_kind kind;
-};
-
-static const struct kind_range newer_ranges[] = {
-    {0x01c89, 0x01c8a, KIND_LETTER}, {0x0a7cb, 0x0a7cd, KIND_LETTER},
-    {0x0a7da, 0x0a7dc, KIND_LETTER}, {0x105c0, 0x105f3, KIND_LETTER},
-    {0x10d40, 0x10d49, KIND_NUMBER}, {0x10d4a, 0x10d65, KIND_LETTER},
-    {0x10d6f, 0x10d85, KIND_LETTER}, {0x10ec2, 0x10ec4, KIND_LETTER},
-    {0x11380, 0x11389, KIND_LETTER}, {0x1138b, 0x1138b, KIND_LETTER},
-    {0x1138e, 0x1138e, KIND_LETTER}, {0x11390, 0x113b5, KIND_LETTER},
-    {0x113b7, 0x113b7, KIND_LETTER}, {0x113d1, 0x113d1, KIND_LETTER},
-    {0x113d3, 0x113d3, KIND_LETTER}, {0x116d0, 0x116e3, KIND_NUMBER},
-    {0x11bc0, 0x11be0, KIND_LETTER}, {0x11bf0, 0x11bf9, KIND_NUMBER},
-    {0x13460, 0x143fa, KIND_LETTER}, {0x16100, 0x1611d, KIND_LETTER},
-    {0x16130, 0x16139, KIND_NUMBER}, {0x16d40, 0x16d6c, KIND_LETTER},
-    {0x16d70, 0x16d79, KIND_NUMBER}, {0x18cff, 0x18cff, KIND_LETTER},
-    {0x1ccf0, 0x1ccf9, KIND_NUMBER}, {0x1e5d0, 0x1e5ed, KIND_LETTER},
-    {0x1e5f0, 0x1e5f0, KIND_LETTER}, {0x1e5f1, 0x1e5fa, KIND_NUMBER},
-    {0x2ebf0, 0x2ee5d, KIND_LETTER},
 };
 
 static enum char_kind ascii_kind(unsigned char byte)
@@ -65,51 +91,14 @@ static enum char_kind ascii_kind(unsigned char byte)
     return KIND_OTHER;
 }
 
-/* White_Space beyond ASCII, as PropList.txt has it. */
-static bool is_unicode_space(uint32_t code_point)
-{
-    return code_point == 0x85 || code_point == 0xa0 || code_point == 0x1680 ||
-           (code_point >= 0x2000 && code_point <= 0x200a) || code_point == 0x2028 ||
-           code_point == 0x2029 || code_point == 0x202f || code_point == 0x205f ||
-           code_point == 0x3000;
-}
-
-static enum char_kind newer_kind(uint32_t code_point)
-{
-    for (size_t i = 0; i < sizeof(newer_ranges) / sizeof(newer_ranges[0]); i++) {
-        if (code_point >= newer_ranges[i].first && code_point <= newer_ranges[i].last) {
-            return newer_ranges[i].kind;
-        }
-    }
-    return KIND_OTHER;
-}
-
-static enum char_kind unicode_kind(uint32_t code_point)
-{
-    if (is_unicode_space(code_point)) {
-        return KIND_SPACE;
-    }
-    switch (utf8proc_category((utf8proc_int32_t)code_point)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-        return KIND_LETTER;
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO:
-        return KIND_NUMBER;
-    case UTF8PROC_CATEGORY_CN:
-        return newer_kind(code_point);
-    default:
-        return KIND_OTHER;
-    }
-}
-
 /* The kind of the character at `at`, and where the next one begins. */
 static enum char_kind kind_at(const char *text, size_t num_bytes, size_t at, size_t *next)
 {
+    static const unsigned char kind_of[] = {
+        [UNICODE_OTHER] = KIND_OTHER,  [UNICODE_LETTER] = KIND_LETTER,
+        [UNICODE_DIGIT] = KIND_NUMBER, [UNICODE_NUMBER] = KIND_NUMBER,
+        [UNICODE_SPACE] = KIND_SPACE,  [UNICODE_WORD] = KIND_OTHER,
+    };
     *next = at;
     if (at == num_bytes) {
         return KIND_END;
@@ -121,7 +110,7 @@ static enum char_kind kind_at(const char *text, size_t num_bytes, size_t at, siz
     }
     struct utf8_step step = utf8_next(text + at, num_bytes - at);
     *next = at + step.num_bytes;
-    return unicode_kind(step.code_point);
+    return (enum char_kind)kind_of[unicode_kind(step.code_point)];
 }
 
 /* Where the run of characters of this kind that begins at `at` ends. */
@@ -134,13 +123,23 @@ static size_t run_end(const char *text, size_t num_bytes, size_t at, enum char_k
     return at;
 }
 
-/* 's 't 're 've 'm 'll 'd in either case; 0 if there is none. U+017F, a long s, folds to s. */
-static size_t contraction_bytes(const char *text, size_t num_bytes)
+static size_t digits_end(const char *text, size_t num_bytes, size_t at, size_t max_digits)
+{
+    size_t next;
+    for (size_t i = 0; i < max_digits && kind_at(text, num_bytes, at, &next) == KIND_NUMBER; i++) {
+        at = next;
+    }
+    return at;
+}
+
+/* 's 't 're 've 'm 'll 'd; 0 if there is none. U+017F, a long s, folds to s. */
+static size_t contraction_bytes(const char *text, size_t num_bytes, bool folds)
 {
     if (num_bytes < 2 || text[0] != '\'') {
         return 0;
     }
-    int first = text[1] | 0x20, second = num_bytes > 2 ? text[2] | 0x20 : 0;
+    int folded_bit = folds ? 0x20 : 0;
+    int first = text[1] | folded_bit, second = num_bytes > 2 ? text[2] | folded_bit : 0;
     if (first == 's' || first == 't' || first == 'm' || first == 'd') {
         return 2;
     }
@@ -148,13 +147,13 @@ static size_t contraction_bytes(const char *text, size_t num_bytes)
         (first == 'l' && second == 'l')) {
         return 3;
     }
-    return num_bytes > 2 && text[1] == '\xc5' && text[2] == '\xbf' ? 3 : 0;
+    return folds && num_bytes > 2 && text[1] == '\xc5' && text[2] == '\xbf' ? 3 : 0;
 }
 
 /* A run of white space that no other alternative takes: up to its last line break, if it has one
  * (\s*[\r\n]+); else all of it at the end of the text, or all but the last character before more
  * (\s+(?!\S)); else that one character (\s+). */
-static size_t space_bytes(const char *text, size_t num_bytes)
+static size_t space_bytes(const char *text, size_t num_bytes, bool takes_line_breaks)
 {
     size_t at = 0, next, last_begin = 0, last_newline_end = 0;
     for (;;) {
@@ -168,15 +167,16 @@ static size_t space_bytes(const char *text, size_t num_bytes)
             last_newline_end = at;
         }
     }
-    if (last_newline_end > 0) {
+    if (takes_line_breaks && last_newline_end > 0) {
         return last_newline_end;
     }
     return at == num_bytes || last_begin == 0 ? at : last_begin;
 }
 
-size_t qwen2_split_next(const char *text, size_t num_bytes)
+size_t word_next(enum word_pattern pattern, const char *text, size_t num_bytes)
 {
-    size_t contraction = contraction_bytes(text, num_bytes);
+    const struct word_rules *rules = &rules_of[pattern];
+    size_t contraction = contraction_bytes(text, num_bytes, rules->folds_contractions);
     if (contraction > 0) {
         return contraction;
     }
@@ -186,19 +186,22 @@ size_t qwen2_split_next(const char *text, size_t num_bytes)
         return run_end(text, num_bytes, second, KIND_LETTER);
     }
     if (kind == KIND_NUMBER) {
-        return second;
+        return digits_end(text, num_bytes, 0, rules->max_digits);
     }
     if (kind == KIND_NEWLINE) {
-        return space_bytes(text, num_bytes);
+        return space_bytes(text, num_bytes, rules->takes_line_breaks);
     }
     enum char_kind second_kind = kind_at(text, num_bytes, second, &third);
-    if (second_kind == KIND_LETTER) {
+    if (second_kind == KIND_LETTER && (rules->takes_any_prefix || text[0] == ' ')) {
         return run_end(text, num_bytes, third, KIND_LETTER);
+    }
+    if (second_kind == KIND_NUMBER && rules->digits_take_space && text[0] == ' ') {
+        return digits_end(text, num_bytes, second, rules->max_digits);
     }
     bool is_punctuation = kind == KIND_OTHER || (text[0] == ' ' && second_kind == KIND_OTHER);
     if (is_punctuation) {
         size_t end = run_end(text, num_bytes, second, KIND_OTHER);
-        return run_end(text, num_bytes, end, KIND_NEWLINE);
+        return rules->takes_line_breaks ? run_end(text, num_bytes, end, KIND_NEWLINE) : end;
     }
-    return space_bytes(text, num_bytes);
+    return space_bytes(text, num_bytes, rules->takes_line_breaks);
 }

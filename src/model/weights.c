@@ -6,14 +6,20 @@
 #include "model/weights.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "ops/quant.h"
 
 #define TENSOR_NAME_BYTES 96 /* of names that we look for */
 #define SHAPE_TEXT_BYTES (IMBREX_MAX_TENSOR_DIMS * 22 + 3)
+
+/* "F32 F16 ... Q6_K" */
+#define DTYPE_WORD(name, block_elements, block_bytes) " " #name
+static const char known_dtypes[] = "one of" DTYPE_LIST(DTYPE_WORD);
 
 struct binder {
     const struct checkpoint *checkpoint;
@@ -23,27 +29,16 @@ struct binder {
     bool *used; /* [num_tensors] of the checkpoint; those bound or ignored on purpose */
 };
 
-static int compare_name(const void *key, const void *element)
-{
-    const struct safetensor *const *tensor = element;
-    return strcmp(key, (*tensor)->name);
-}
-
-/* The tensor of this name, marked as used, or NULL. */
-static const struct safetensor *take(struct binder *binder, const char *name)
+/* The tensor stored under this name, marked as used, or NULL. */
+static const struct checkpoint_tensor *take(struct binder *binder, const char *stored_name)
 {
     const struct checkpoint *checkpoint = binder->checkpoint;
-    if (checkpoint->num_tensors == 0) {
+    int32_t idx = checkpoint_find_idx(checkpoint, stored_name);
+    if (idx < 0) {
         return NULL;
     }
-    const struct safetensor **found =
-        bsearch(name, checkpoint->tensors, (size_t)checkpoint->num_tensors,
-                sizeof(checkpoint->tensors[0]), compare_name);
-    if (found == NULL) {
-        return NULL;
-    }
-    binder->used[found - checkpoint->tensors] = true;
-    return *found;
+    binder->used[idx] = true;
+    return checkpoint->tensors[idx];
 }
 
 /* "[896, 4864]" */
@@ -61,10 +56,12 @@ static const char *shape_text(const int64_t *shape, int32_t num_dims, char text[
 
 /* Finds a tensor and checks its dtype and shape. */
 static enum imbrex_status bind_tensor(struct binder *binder, const char *name, const int64_t *shape,
-                                      int32_t num_dims, const struct safetensor **bound)
+                                      int32_t num_dims, const struct checkpoint_tensor **bound)
 {
     char expected[SHAPE_TEXT_BYTES], found[SHAPE_TEXT_BYTES];
-    const struct safetensor *tensor = take(binder, name);
+    char stored[CHECKPOINT_NAME_BYTES];
+    name = checkpoint_stored_name(binder->checkpoint, name, stored);
+    const struct checkpoint_tensor *tensor = take(binder, name);
     if (tensor == NULL) {
         return error_set(binder->err, IMBREX_STATUS_FORMAT,
                          "%s: %s: expected a tensor of shape %s, found none of that name",
@@ -72,7 +69,8 @@ static enum imbrex_status bind_tensor(struct binder *binder, const char *name, c
     }
     if (tensor->dtype == DTYPE_COUNT) {
         return error_set(binder->err, IMBREX_STATUS_UNSUPPORTED,
-                         "%s: %s: dtype: expected F32, F16 or BF16, found %s", tensor->file, name,
+                         "%s: %s: dtype: expected %s, found %s", tensor->file, name,
+                         binder->checkpoint->is_gguf ? known_dtypes : "F32, F16 or BF16",
                          tensor->dtype_name);
     }
     if (tensor->num_dims != num_dims ||
@@ -91,11 +89,12 @@ static bool is_second_walk(const struct binder *binder)
 }
 
 /* Once for every tensor in use: the first walk reaches all of them. */
-static void count(struct binder *binder, const struct safetensor *tensor)
+static void count(struct binder *binder, const struct checkpoint_tensor *tensor)
 {
     if (!is_second_walk(binder)) {
         binder->weights->num_parameters +=
-            (int64_t)(tensor->num_bytes / dtype_bytes(tensor->dtype));
+            (int64_t)(tensor->num_bytes / dtype_block_bytes(tensor->dtype)) *
+            dtype_block_elements(tensor->dtype);
         binder->weights->num_bytes += tensor->num_bytes;
     }
 }
@@ -103,9 +102,20 @@ static void count(struct binder *binder, const struct safetensor *tensor)
 static enum imbrex_status bind_matrix(struct binder *binder, const char *name, int64_t rows,
                                       int64_t columns, struct weight_view *view)
 {
-    const struct safetensor *tensor = NULL;
+    const struct checkpoint_tensor *tensor = NULL;
     const int64_t shape[] = {rows, columns};
     TRY(bind_tensor(binder, name, shape, 2, &tensor));
+    int32_t block_elements = dtype_block_elements(tensor->dtype);
+    if (columns % block_elements != 0) {
+        return error_set(binder->err, IMBREX_STATUS_FORMAT,
+                         "%s: %s: expected rows of a multiple of %" PRId32
+                         " elements, a block of %s, found %" PRId64,
+                         tensor->file, tensor->name, block_elements, dtype_name(tensor->dtype),
+                         columns);
+    }
+    if (dtype_is_quantized(tensor->dtype) && columns > binder->weights->max_quantized_columns) {
+        binder->weights->max_quantized_columns = columns;
+    }
     count(binder, tensor);
     *view = (struct weight_view){tensor->elements, tensor->dtype};
     return IMBREX_STATUS_OK;
@@ -115,16 +125,18 @@ static enum imbrex_status bind_matrix(struct binder *binder, const char *name, i
 static enum imbrex_status bind_vector(struct binder *binder, const char *name, int64_t length,
                                       const float **copy)
 {
-    const struct safetensor *tensor = NULL;
+    const struct checkpoint_tensor *tensor = NULL;
     struct weights *weights = binder->weights;
     TRY(bind_tensor(binder, name, &length, 1, &tensor));
+    if (dtype_is_quantized(tensor->dtype)) {
+        return error_set(binder->err, IMBREX_STATUS_FORMAT,
+                         "%s: %s: dtype: expected F32, F16 or BF16 for a norm or bias, found %s",
+                         tensor->file, tensor->name, dtype_name(tensor->dtype));
+    }
     count(binder, tensor);
     if (is_second_walk(binder)) {
         float *values = weights->converted + weights->num_converted;
-        struct weight_view view = {tensor->elements, tensor->dtype};
-        for (int64_t i = 0; i < length; i++) {
-            values[i] = weight_load(view, i);
-        }
+        quant_dequantize_row(tensor->dtype, tensor->elements, values, length);
         *copy = values;
     }
     weights->num_converted += (size_t)length;
@@ -169,6 +181,12 @@ static enum imbrex_status bind_layer(struct binder *binder, const struct model_c
     TRY(bind_vector(binder,
                     layer_tensor_name(layer_idx, "post_attention_layernorm", "weight", name),
                     hidden, &layer->post_attention_layernorm));
+    if (config->qk_norm) {
+        TRY(bind_vector(binder, layer_tensor_name(layer_idx, "self_attn.q_norm", "weight", name),
+                        config->head_dim, &layer->q_norm));
+        TRY(bind_vector(binder, layer_tensor_name(layer_idx, "self_attn.k_norm", "weight", name),
+                        config->head_dim, &layer->k_norm));
+    }
     TRY(bind_projection(binder, layer_idx, "self_attn.q_proj", q_rows, hidden, qkv_bias,
                         &layer->q_proj, &layer->q_bias));
     TRY(bind_projection(binder, layer_idx, "self_attn.k_proj", kv_rows, hidden, qkv_bias,
@@ -189,22 +207,50 @@ static enum imbrex_status bind_layer(struct binder *binder, const struct model_c
 static enum imbrex_status bind_lm_head(struct binder *binder, const struct model_config *config)
 {
     struct weights *weights = binder->weights;
-    bool is_stored = checkpoint_find(binder->checkpoint, "lm_head.weight") != NULL;
+    char stored[CHECKPOINT_NAME_BYTES];
+    const char *name = checkpoint_stored_name(binder->checkpoint, "lm_head.weight", stored);
+    bool is_stored = checkpoint_find(binder->checkpoint, name) != NULL;
     weights->tied = config->tie_word_embeddings || !is_stored;
     if (!weights->tied) {
-        weights->tied_reason = "the checkpoint has an lm_head.weight";
+        weights->tied_reason = binder->checkpoint->is_gguf ? "the file has an output.weight"
+                                                           : "the checkpoint has an lm_head.weight";
         return bind_matrix(binder, "lm_head.weight", config->vocab_size, config->hidden_size,
                            &weights->lm_head);
     }
-    if (!config->tie_word_embeddings) {
+    if (binder->checkpoint->is_gguf) {
+        weights->tied_reason = "the file has no output.weight";
+    } else if (!config->tie_word_embeddings) {
         weights->tied_reason = "the checkpoint has no lm_head.weight";
     } else if (is_stored) {
         weights->tied_reason = "config.json sets tie_word_embeddings; lm_head.weight is ignored";
-        (void)take(binder, "lm_head.weight");
+        (void)take(binder, name);
     } else {
         weights->tied_reason = "config.json sets tie_word_embeddings";
     }
     weights->lm_head = weights->embed_tokens;
+    return IMBREX_STATUS_OK;
+}
+
+/* GGUF files say Llama 3's RoPE with a tensor. */
+static enum imbrex_status bind_rope_factors(struct binder *binder,
+                                            const struct model_config *config)
+{
+    static const char name[] = "rope_freqs.weight";
+    const struct checkpoint *checkpoint = binder->checkpoint;
+    if (!checkpoint->is_gguf || checkpoint_find(checkpoint, name) == NULL) {
+        return IMBREX_STATUS_OK;
+    }
+    const float *factors = NULL;
+    int32_t num_factors = config->head_dim / 2;
+    TRY(bind_vector(binder, name, num_factors, &factors));
+    for (int32_t i = 0; factors != NULL && i < num_factors; i++) {
+        if (!(factors[i] > 0.0f && factors[i] < INFINITY)) {
+            return error_set(binder->err, IMBREX_STATUS_FORMAT,
+                             "%s: %s: expected positive numbers, found %g", binder->path, name,
+                             (double)factors[i]);
+        }
+    }
+    binder->weights->rope_factors = factors;
     return IMBREX_STATUS_OK;
 }
 
@@ -218,11 +264,12 @@ static enum imbrex_status walk(struct binder *binder, const struct model_config 
         TRY(bind_layer(binder, config, i));
     }
     TRY(bind_vector(binder, "model.norm.weight", config->hidden_size, &weights->norm));
+    TRY(bind_rope_factors(binder, config));
     return bind_lm_head(binder, config);
 }
 
 /* Old checkpoints store the RoPE frequencies, which follow from config. */
-static bool is_ignored(const char *name)
+bool weights_is_ignored(const char *name)
 {
     static const char suffix[] = ".rotary_emb.inv_freq";
     size_t name_bytes = strlen(name), suffix_bytes = sizeof(suffix) - 1;
@@ -234,11 +281,11 @@ static enum imbrex_status check_all_used(const struct binder *binder,
 {
     char shape[SHAPE_TEXT_BYTES];
     for (int32_t i = 0; i < binder->checkpoint->num_tensors; i++) {
-        const struct safetensor *tensor = binder->checkpoint->tensors[i];
-        if (!binder->used[i] && !is_ignored(tensor->name)) {
+        const struct checkpoint_tensor *tensor = binder->checkpoint->tensors[i];
+        if (!binder->used[i] && !weights_is_ignored(tensor->name)) {
             return error_set(binder->err, IMBREX_STATUS_UNSUPPORTED,
                              "%s: %.128s: expected only the tensors of \"%s\" with this "
-                             "config.json, found this one of shape %s",
+                             "configuration, found this one of shape %s",
                              tensor->file, tensor->name, architecture_name(config->architecture),
                              shape_text(tensor->shape, tensor->num_dims, shape));
         }

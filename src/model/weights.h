@@ -13,6 +13,7 @@
 struct layer_weights {
     const float *input_layernorm;          /* [hidden_size] */
     const float *post_attention_layernorm; /* [hidden_size] */
+    const float *q_norm, *k_norm;          /* [head_dim]; NULL without config's qk_norm */
     struct weight_view q_proj;             /* [num_heads * head_dim, hidden_size] */
     struct weight_view k_proj, v_proj;     /* [num_kv_heads * head_dim, hidden_size] */
     struct weight_view o_proj;             /* [hidden_size, num_heads * head_dim] */
@@ -25,23 +26,29 @@ struct weights {
     struct weight_view embed_tokens; /* [vocab_size, hidden_size] */
     struct weight_view lm_head;      /* [vocab_size, hidden_size]; embed_tokens when tied */
     const float *norm;               /* [hidden_size] */
+    const float *rope_factors;       /* [head_dim / 2], all > 0: RoPE's frequencies are divided by
+                                        them; NULL in a Hugging Face folder */
     struct layer_weights *layers;    /* [num_layers] */
     bool tied;
     const char
         *tied_reason; /* static storage: what decided it, of config.json and the tensors present */
-    int64_t num_parameters; /* elements of the tensors in use, a tied matrix counted once */
-    size_t num_bytes;       /* of those tensors, as stored */
-    float *converted;       /* [num_converted] the fp32 copies */
+    int64_t num_parameters;        /* elements of the tensors in use, a tied matrix counted once */
+    size_t num_bytes;              /* of those tensors, as stored */
+    int64_t max_quantized_columns; /* of the matrices in quantised dtypes; 0: there are none */
+    float *converted;              /* [num_converted] the fp32 copies */
     size_t num_converted;
 };
 
 /* lm_head: tied if config says so (a stored lm_head is then ignored) or if there is no
- * lm_head.weight. FORMAT: missing tensor, wrong shape. UNSUPPORTED: a dtype without kernels, a
+ * lm_head.weight. FORMAT: missing tensor, wrong shape, a row that is no whole number of blocks, a
+ * norm or bias in blocks. UNSUPPORTED: a dtype without kernels, a
  * tensor this architecture does not have (it would be left out silently); rotary_emb.inv_freq
  * buffers are ignored. Views live as long as checkpoint. */
 enum imbrex_status weights_bind(const struct checkpoint *checkpoint,
                                 const struct model_config *config, const char *path,
                                 struct weights *weights, struct imbrex_error *err);
+/* Whether a tensor of this name changes nothing: weights_bind skips it. */
+bool weights_is_ignored(const char *name);
 /* Safe on a zeroed struct. */
 void weights_release(struct weights *weights);
 

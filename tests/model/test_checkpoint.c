@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/asset.h"
 #include "tests/base/fixture.h"
@@ -194,7 +195,7 @@ static void test_bad_index(void **state)
 static void test_other_weights(void **state)
 {
     (void)state;
-    char folder[FIXTURE_PATH_BYTES], path[FIXTURE_PATH_BYTES];
+    char folder[FIXTURE_PATH_BYTES];
     fixture_folder(folder, "checkpoint-other");
     expect_refused(folder, IMBREX_STATUS_NOT_FOUND,
                    "checkpoint-other: expected " SINGLE " or " INDEX ", found no weights");
@@ -207,21 +208,63 @@ static void test_other_weights(void **state)
     expect_refused(folder, IMBREX_STATUS_FORMAT, SINGLE "|found an empty file");
     write_tensors(folder, SINGLE, "");
     expect_refused(folder, IMBREX_STATUS_FORMAT, SINGLE ": expected tensors, found none");
+}
 
-    expect_refused(fixture_path(path, "checkpoint-nothing"), IMBREX_STATUS_NOT_FOUND,
-                   "checkpoint-nothing: expected a folder|found nothing there");
+static void expect_no_model(const char *path, enum imbrex_status expected, const char *fragments)
+{
+    struct imbrex_error err = {0};
+    struct imbrex_model *model = NULL;
+    expect_error(imbrex_model_open(path, NULL, &model, &err), expected, &err, fragments);
+    assert_null(model);
+}
+
+/* Catches a path that cannot be looked at, or is neither folder nor file, called "a file". */
+static void test_no_checkpoint(void **state)
+{
+    (void)state;
+    char path[FIXTURE_PATH_BYTES], name[300];
+    memset(name, 'n', sizeof(name));
+    name[sizeof(name) - 1] = '\0';
+    expect_no_model(fixture_path(path, "checkpoint-nothing"), IMBREX_STATUS_NOT_FOUND,
+                    "checkpoint-nothing: expected a folder|found nothing at this path");
+    assert_int_equal(symlink("checkpoint-nothing", path), 0);
+    expect_no_model(path, IMBREX_STATUS_IO, "checkpoint-nothing: |found: Too many levels");
+    assert_int_equal(unlink(path), 0);
     fixture_write(path, "x", 1);
-    expect_refused(path, IMBREX_STATUS_FORMAT,
-                   "checkpoint-nothing: expected a folder|found a file");
-    expect_refused("builtin:other", IMBREX_STATUS_NOT_FOUND, "builtin:other: expected a folder");
+    expect_no_model(path, IMBREX_STATUS_FORMAT, "checkpoint-nothing: expected a GGUF file");
+    expect_no_model(name, IMBREX_STATUS_IO, "nnn: |found: File name too long");
+    expect_no_model("/dev/null", IMBREX_STATUS_FORMAT, "/dev/null: |found a character device");
+    expect_no_model("builtin:other", IMBREX_STATUS_NOT_FOUND, "builtin:other: |no such model");
+}
+
+/* Catches a tokenizer.json that is a folder looked into, which names a file nobody meant. */
+static void test_tokenizer_is_a_folder(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    char folder[FIXTURE_PATH_BYTES], path[FIXTURE_PATH_BYTES + 32], source[64];
+    fixture_folder(folder, "checkpoint-tokenizer");
+    for (size_t i = 0; i < 2; i++) {
+        size_t num_bytes;
+        snprintf(source, sizeof(source), "models/stories260K/%s", names[i]);
+        char *bytes = fixture_read(source, &num_bytes);
+        fixture_write_in(folder, names[i], bytes, num_bytes);
+        free(bytes);
+    }
+    snprintf(path, sizeof(path), "%s/tokenizer.json", folder);
+    assert_int_equal(mkdir(path, 0777), 0);
+    expect_no_model(folder, IMBREX_STATUS_FORMAT,
+                    "checkpoint-tokenizer/tokenizer.json: expected a regular file, found a folder");
+    assert_int_equal(rmdir(path), 0);
 }
 
 int run_checkpoint_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_builtin),   cmocka_unit_test(test_file_at),
-        cmocka_unit_test(test_shards),    cmocka_unit_test(test_single_file_comes_first),
-        cmocka_unit_test(test_bad_index), cmocka_unit_test(test_other_weights),
+        cmocka_unit_test(test_builtin),       cmocka_unit_test(test_file_at),
+        cmocka_unit_test(test_shards),        cmocka_unit_test(test_single_file_comes_first),
+        cmocka_unit_test(test_bad_index),     cmocka_unit_test(test_other_weights),
+        cmocka_unit_test(test_no_checkpoint), cmocka_unit_test(test_tokenizer_is_a_folder),
     };
     return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
 }

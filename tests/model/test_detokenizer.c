@@ -113,6 +113,8 @@ static void test_detokenizer_streams_what_it_decodes(void **state)
         tokenizer_fixture_open(tokenizer_fixture_chars()),
         tokenizer_fixture_open_path("builtin:stories260K"),
         tokenizer_fixture_open_path("tests/golden/qwen2-tiny-4m"),
+        tokenizer_fixture_open_path("tests/golden/tokenizers/mistral"),
+        tokenizer_fixture_open_path("tests/golden/tokenizers/metaspace"),
     };
     uint64_t random_state = 11;
     for (size_t t = 0; t < sizeof(tokenizers) / sizeof(tokenizers[0]); t++) {
@@ -121,7 +123,7 @@ static void test_detokenizer_streams_what_it_decodes(void **state)
             int32_t ids[64];
             size_t num_ids = fixture_random(&random_state) % 64;
             for (size_t i = 0; i < num_ids; i++) {
-                /* Bytes of characters, mostly: their ids are below 260 in all four. */
+                /* Bytes of characters, mostly: their ids are below 260 where there are any. */
                 bool is_any = fixture_random(&random_state) % 4 == 0;
                 uint32_t low = is_any ? 0 : 128, high = is_any ? vocab_size : 260;
                 ids[i] = (int32_t)(low + fixture_random(&random_state) % (high - low));
@@ -166,6 +168,40 @@ static void test_detokenizer_added_tokens_and_gaps(void **state)
     imbrex_tokenizer_close(tokenizer);
 }
 
+/* Catches marks that the first token keeps (decoder Metaspace), that later ones lose, or a first
+ * token that is not the first because a special one before it was passed over. */
+static void test_detokenizer_metaspace(void **state)
+{
+    (void)state;
+    for (int prepends = 0; prepends < 2; prepends++) {
+        json_t *root = tokenizer_fixture_chars();
+        json_object_set_new(root, "decoder",
+                            json_pack("{s:s, s:s, s:s}", "type", "Metaspace", "replacement",
+                                      SPACE_MARK, "prepend_scheme", prepends ? "always" : "never"));
+        tokenizer_fixture_add_merge(root, SPACE_MARK, SPACE_MARK);
+        struct imbrex_tokenizer *tokenizer = tokenizer_fixture_open(root);
+        expect_text(tokenizer, true, IDS(264, 264, 263), prepends ? "   a" : "     a");
+        expect_text(tokenizer, true, IDS(1, 263, 263), prepends ? "a a" : " a a");
+        expect_text(tokenizer, false, IDS(1, 263), "<s> a");
+        expect_text(tokenizer, false, IDS(3 + 'x', 259), "<0x78> "); /* no ByteFallback */
+        imbrex_tokenizer_close(tokenizer);
+    }
+}
+
+/* Catches spaces that are stripped in the middle, or fewer or more than the decoder says. */
+static void test_detokenizer_strips_more(void **state)
+{
+    (void)state;
+    json_t *root = tokenizer_fixture_chars();
+    json_t *steps = json_object_get(json_object_get(root, "decoder"), "decoders");
+    json_object_set_new(json_array_get(steps, 3), "start", json_integer(3));
+    struct imbrex_tokenizer *tokenizer = tokenizer_fixture_open(root);
+    expect_text(tokenizer, true, IDS(259, 259, 259, 259, 263), "  a");
+    expect_text(tokenizer, true, IDS(259, 260, 259, 259), "a  ");
+    expect_text(tokenizer, true, IDS(3 + 0xff, 259), "\xef\xbf\xbd ");
+    imbrex_tokenizer_close(tokenizer);
+}
+
 int run_detokenizer_tests(void)
 {
     const struct CMUnitTest tests[] = {
@@ -175,6 +211,8 @@ int run_detokenizer_tests(void)
         cmocka_unit_test(test_detokenizer_streams_what_it_decodes),
         cmocka_unit_test(test_detokenize_refuses_other_ids),
         cmocka_unit_test(test_detokenizer_added_tokens_and_gaps),
+        cmocka_unit_test(test_detokenizer_metaspace),
+        cmocka_unit_test(test_detokenizer_strips_more),
     };
     return cmocka_run_group_tests_name("detokenizer", tests, NULL, NULL);
 }

@@ -45,7 +45,7 @@ static void test_tensors_of_a_file(void **state)
     };
     assert_int_equal(parsed.num_tensors, sizeof(rows) / sizeof(rows[0]));
     for (int32_t i = 0; i < parsed.num_tensors; i++) {
-        const struct safetensor *tensor = &parsed.tensors[i];
+        const struct checkpoint_tensor *tensor = &parsed.tensors[i];
         assert_string_equal(tensor->name, rows[i].name);
         assert_string_equal(tensor->dtype_name, rows[i].dtype_name);
         assert_string_equal(tensor->file, PATH);

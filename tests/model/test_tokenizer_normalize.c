@@ -5,18 +5,25 @@
 
 #include "base/utf8.h"
 #include "model/tokenizer_internal.h"
+#include "tests/base/fixture.h"
 #include "tests/model/tokenizer_fixture.h"
 #include "tests/test.h"
 
-/* The NFC of a text, with a NUL behind it; the caller frees it. */
-static char *nfc(const char *text, size_t num_bytes, size_t *result_bytes)
+/* A form of a text, with a NUL behind it; the caller frees it. */
+static char *to_form(enum unicode_form form, const char *text, size_t num_bytes,
+                     size_t *result_bytes)
 {
     struct byte_buffer buffer = {0};
     struct imbrex_error err;
-    assert_int_equal(nfc_append(text, num_bytes, &buffer, &err), IMBREX_STATUS_OK);
+    assert_int_equal(unicode_form_append(form, text, num_bytes, &buffer, &err), IMBREX_STATUS_OK);
     assert_int_equal(byte_buffer_append(&buffer, "", 1, &err), IMBREX_STATUS_OK);
     *result_bytes = buffer.num_bytes - 1;
     return buffer.bytes;
+}
+
+static char *nfc(const char *text, size_t num_bytes, size_t *result_bytes)
+{
+    return to_form(UNICODE_FORM_NFC, text, num_bytes, result_bytes);
 }
 
 /* Catches a step of the algorithm that is missing: decomposition, order, composition, Hangul,
@@ -57,19 +64,28 @@ static void test_nfc_known_texts(void **state)
     }
 }
 
-/* Catches a text cut where NFC joins, and a character passed over that NFC changes: random texts of
- * characters that combine, against utf8proc's own NFC. */
-static void test_nfc_equals_utf8proc(void **state)
+/* Catches a text cut where a form joins, and a character passed over that it changes: random texts
+ * of characters that combine, against utf8proc's own forms. */
+static void test_forms_equal_utf8proc(void **state)
 {
     (void)state;
     static const uint32_t ranges[][2] = {
-        {0x41, 0x5a},     {0xc0, 0x17f},    {0x300, 0x36f},   {0x370, 0x3ff},     {0x400, 0x4ff},
-        {0x590, 0x5ff},   {0x900, 0x97f},   {0xd00, 0xd7f},   {0xf71, 0xf84},     {0x1100, 0x1112},
-        {0x1161, 0x1175}, {0x11a8, 0x11c2}, {0x1e00, 0x1fff}, {0x2000, 0x206f},   {0x3040, 0x30ff},
-        {0xac00, 0xac40}, {0xf900, 0xfaff}, {0x4e00, 0x4e20}, {0x2f800, 0x2f820},
+        {0x41, 0x5a},     {0xc0, 0x17f},      {0x300, 0x36f},     {0x370, 0x3ff},
+        {0x400, 0x4ff},   {0x590, 0x5ff},     {0x900, 0x97f},     {0xd00, 0xd7f},
+        {0xf71, 0xf84},   {0x1100, 0x1112},   {0x1161, 0x1175},   {0x11a8, 0x11c2},
+        {0x1e00, 0x1fff}, {0x2000, 0x206f},   {0x3040, 0x30ff},   {0xac00, 0xac40},
+        {0xf900, 0xfaff}, {0x4e00, 0x4e20},   {0x2f800, 0x2f820}, {0xfb00, 0xfdff},
+        {0xff00, 0xffef}, {0x1d400, 0x1d7ff},
     };
+    static const struct {
+        enum unicode_form form;
+        utf8proc_uint8_t *(*witness)(const utf8proc_uint8_t *text);
+    } forms[] = {{UNICODE_FORM_NFC, utf8proc_NFC},
+                 {UNICODE_FORM_NFD, utf8proc_NFD},
+                 {UNICODE_FORM_NFKC, utf8proc_NFKC},
+                 {UNICODE_FORM_NFKD, utf8proc_NFKD}};
     uint64_t random_state = 1;
-    for (int round = 0; round < 20000; round++) {
+    for (int round = 0; round < 10000; round++) {
         char text[32 * UTF8_MAX_BYTES + 1];
         size_t num_bytes = 0, num_characters = 1 + fixture_random(&random_state) % 12;
         for (size_t i = 0; i < num_characters; i++) {
@@ -80,14 +96,17 @@ static void test_nfc_equals_utf8proc(void **state)
                                     text + num_bytes);
         }
         text[num_bytes] = '\0';
-        size_t found_bytes;
-        char *found = nfc(text, num_bytes, &found_bytes);
-        utf8proc_uint8_t *expected = utf8proc_NFC((const utf8proc_uint8_t *)text);
-        assert_non_null(expected);
-        assert_string_equal(found, (const char *)expected);
-        assert_true(!nfc_is_inert(text, num_bytes) || strcmp(text, found) == 0);
-        free(expected);
-        free(found);
+        for (size_t i = 0; i < 4; i++) {
+            size_t found_bytes;
+            char *found = to_form(forms[i].form, text, num_bytes, &found_bytes);
+            utf8proc_uint8_t *expected = forms[i].witness((const utf8proc_uint8_t *)text);
+            assert_non_null(expected);
+            assert_string_equal(found, (const char *)expected);
+            assert_true(!unicode_form_is_inert(forms[i].form, text, num_bytes) ||
+                        strcmp(text, found) == 0);
+            free(expected);
+            free(found);
+        }
     }
 }
 
@@ -119,7 +138,7 @@ static void test_nfc_inert_characters(void **state)
         }
         size_t num_bytes = utf8_write(c, text);
         text[num_bytes] = '\0';
-        if (!nfc_is_inert(text, num_bytes)) {
+        if (!unicode_form_is_inert(UNICODE_FORM_NFC, text, num_bytes)) {
             continue;
         }
         num_inert++;
@@ -156,13 +175,93 @@ static void test_nfc_many_marks(void **state)
     free(text);
 }
 
+/* A text through the steps, with a NUL behind it; the caller frees it. */
+static char *run_steps(const struct normalizer_step *steps, size_t num_steps, const char *text)
+{
+    struct byte_buffer buffers[2] = {{0}};
+    struct imbrex_error err;
+    const char *normalized;
+    size_t num_bytes;
+    if (normalizer_run(steps, num_steps, text, strlen(text), buffers, &normalized, &num_bytes,
+                       &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    char *result = strndup(normalized, num_bytes);
+    assert_non_null(result);
+    free(buffers[0].bytes);
+    free(buffers[1].bytes);
+    return result;
+}
+
+/* Catches steps that run in another order, on the text as it was, over a text that is empty, or on
+ * a buffer that the text still lies in. */
+static void test_normalizer_steps(void **state)
+{
+    (void)state;
+    const struct normalizer_step steps[] = {
+        {.kind = NORMALIZER_STRIP, .strips_left = true, .strips_right = true},
+        {.kind = NORMALIZER_REPLACE,
+         .pattern = "aa",
+         .pattern_bytes = 2,
+         .content = "b",
+         .content_bytes = 1},
+        {.kind = NORMALIZER_REPLACE,
+         .pattern = "b",
+         .pattern_bytes = 1,
+         .content = "<b>",
+         .content_bytes = 3},
+        {.kind = NORMALIZER_PREPEND, .content = ">", .content_bytes = 1},
+        {.kind = NORMALIZER_FORM, .form = UNICODE_FORM_NFKC},
+    };
+    static const char *const cases[][2] = {
+        {" \xe3\x80\x80 aaa\xc2\xa0\n", "><b>a"},
+        {"aaaa", "><b><b>"},
+        {"x", ">x"},
+        {"", ""},
+        {"  ", ""},
+        {"\xef\xbc\xa1 b", ">A <b>"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char *found = run_steps(steps, sizeof(steps) / sizeof(steps[0]), cases[i][0]);
+        assert_string_equal(found, cases[i][1]);
+        free(found);
+    }
+}
+
+/* Catches a file that makes a short text fill the memory: eight steps, each of which makes the text
+ * longer. */
+static void test_normalizer_growth_is_bounded(void **state)
+{
+    (void)state;
+    struct normalizer_step steps[TOKENIZER_MAX_STEPS];
+    for (size_t i = 0; i < TOKENIZER_MAX_STEPS; i++) {
+        steps[i] = (struct normalizer_step){.kind = NORMALIZER_REPLACE,
+                                            .pattern = "a",
+                                            .pattern_bytes = 1,
+                                            .content_bytes = TOKENIZER_MAX_AFFIX_BYTES - 1};
+        memset(steps[i].content, 'a', TOKENIZER_MAX_AFFIX_BYTES - 1);
+    }
+    struct byte_buffer buffers[2] = {{0}};
+    struct imbrex_error err;
+    const char *normalized = NULL;
+    size_t num_bytes = 0;
+    expect_error(normalizer_run(steps, TOKENIZER_MAX_STEPS, "aaaa", 4, buffers, &normalized,
+                                &num_bytes, &err),
+                 IMBREX_STATUS_CAPACITY, &err, "text|4352 bytes|normalizer");
+    assert_null(normalized);
+    free(buffers[0].bytes);
+    free(buffers[1].bytes);
+}
+
 int run_tokenizer_normalize_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nfc_known_texts),
-        cmocka_unit_test(test_nfc_equals_utf8proc),
+        cmocka_unit_test(test_forms_equal_utf8proc),
         cmocka_unit_test(test_nfc_inert_characters),
         cmocka_unit_test(test_nfc_many_marks),
+        cmocka_unit_test(test_normalizer_steps),
+        cmocka_unit_test(test_normalizer_growth_is_bounded),
     };
     return cmocka_run_group_tests_name("tokenizer_normalize", tests, NULL, NULL);
 }

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 #include <string.h>
+#include <utf8proc.h>
 
 #include "base/utf8.h"
 #include "model/tokenizer_internal.h"
+#include "model/unicode_kind.h"
 #include "tests/model/tokenizer_fixture.h"
 #include "tests/test.h"
 
 /* The words of a text, separated by '|'; a text has no '|' of its own. */
-static void expect_words(const char *expected)
+static void expect_words_of(enum word_pattern pattern, const char *expected)
 {
     char text[256], found[512];
     size_t text_bytes = 0, found_bytes = 0;
@@ -18,7 +20,7 @@ static void expect_words(const char *expected)
         }
     }
     for (size_t at = 0; at < text_bytes;) {
-        size_t word_bytes = qwen2_split_next(text + at, text_bytes - at);
+        size_t word_bytes = word_next(pattern, text + at, text_bytes - at);
         assert_true(word_bytes >= 1 && word_bytes <= text_bytes - at);
         if (at > 0) {
             found[found_bytes++] = '|';
@@ -29,6 +31,11 @@ static void expect_words(const char *expected)
     }
     found[found_bytes] = '\0';
     assert_string_equal(found, expected);
+}
+
+static void expect_words(const char *expected)
+{
+    expect_words_of(WORD_PATTERN_QWEN2, expected);
 }
 
 /* Catches an alternative of the pattern that is missing, out of order or too greedy. Each text is
@@ -97,6 +104,92 @@ static void test_split_by_hand(void **state)
     }
 }
 
+/* Catches what GPT-2's pattern has otherwise: contractions in lower case only, one space and
+ * nothing else before letters and numbers, numbers of any length, line breaks as other white
+ * space. */
+static void test_split_gpt2_by_hand(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "don|'t| I|'ll",
+        "DON|'|T",
+        "x|'|\xc5\xbf",
+        "Hello| world",
+        "_|a|___|b",
+        " (|a",
+        "\t|x| y",
+        "123|abc| 456",
+        "a|  | 123",
+        "\xc2\xbd\xe2\x85\xa7\xd9\xa3",
+        " !?|1",
+        ".|\n|x",
+        ".|\r\n",
+        "a|\n|\n|b",
+        "a|  \n |\t|b",
+        "a|  | b",
+        " \n",
+        "'s|ize",
+        "\xe3\x80\x80|a",
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        expect_words_of(WORD_PATTERN_GPT2, cases[i]);
+    }
+}
+
+/* Catches numbers that are not cut after three digits from the left. */
+static void test_split_llama3_by_hand(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "1",        "12",       "123",   "123|4", "123|456|78",
+        "a|123|b",  " |123|4",  "x|'LL", "1|.|5", "\xd9\xa3\xd9\xa3\xd9\xa3|\xd9\xa3",
+        "(a|!\n|b", "a|\n\n|b",
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        expect_words_of(WORD_PATTERN_LLAMA3, cases[i]);
+    }
+}
+
+/* Catches a pattern that is not known by its text, and a text that is taken for another one. */
+static void test_split_finds_patterns(void **state)
+{
+    (void)state;
+    enum word_pattern pattern;
+    for (int i = 0; i < NUM_WORD_PATTERNS; i++) {
+        assert_true(word_pattern_find(word_pattern_text((enum word_pattern)i), &pattern));
+        assert_int_equal(pattern, i);
+    }
+    assert_false(word_pattern_find("\\s+", &pattern));
+    assert_false(word_pattern_find("", &pattern));
+}
+
+/* Catches a character in the wrong table, with utf8proc as the witness for what it knows: letters,
+ * numbers, marks and white space of Unicode 15. */
+static void test_unicode_kinds(void **state)
+{
+    (void)state;
+    bool is_newer = atoi(utf8proc_unicode_version()) > 16;
+    for (uint32_t c = 0; c < 0x110000; c++) {
+        utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)c);
+        if (category == UTF8PROC_CATEGORY_CN || category == UTF8PROC_CATEGORY_CS ||
+            (is_newer && unicode_kind(c) == UNICODE_OTHER)) {
+            continue;
+        }
+        bool is_letter = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+        bool is_mark = category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME;
+        bool is_number = category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
+        bool is_space = category == UTF8PROC_CATEGORY_ZS || category == UTF8PROC_CATEGORY_ZL ||
+                        category == UTF8PROC_CATEGORY_ZP || (c >= 9 && c <= 13) || c == 0x85;
+        if ((unicode_kind(c) == UNICODE_LETTER) != is_letter || unicode_is_number(c) != is_number ||
+            unicode_is_space(c) != is_space ||
+            ((is_letter || is_mark || category == UTF8PROC_CATEGORY_ND) && !unicode_is_word(c))) {
+            fail_msg("U+%04X: category %d, kind %d", c, category, unicode_kind(c));
+        }
+    }
+    assert_true(unicode_is_word('_') && unicode_is_word(0x24b6) && unicode_is_word(0x200d));
+    assert_false(unicode_is_word('-') || unicode_is_word(0xbd) || unicode_is_word(0x1f600));
+}
+
 /* Catches categories that depend on the age of utf8proc's tables: a letter and a digit of Unicode
  * 16, and a letter of Unicode 15.1. */
 static void test_split_newer_unicode(void **state)
@@ -120,11 +213,13 @@ static void test_split_ends_with_the_text(void **state)
             char *copy = malloc(end - begin);
             assert_non_null(copy);
             memcpy(copy, text + begin, end - begin);
-            size_t at = 0;
-            while (at < end - begin) {
-                at += qwen2_split_next(copy + at, end - begin - at);
+            for (int pattern = 0; pattern < NUM_WORD_PATTERNS; pattern++) {
+                size_t at = 0;
+                while (at < end - begin) {
+                    at += word_next((enum word_pattern)pattern, copy + at, end - begin - at);
+                }
+                assert_int_equal(at, end - begin);
             }
-            assert_int_equal(at, end - begin);
             free(copy);
         }
     }
@@ -134,6 +229,10 @@ int run_tokenizer_split_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_split_by_hand),
+        cmocka_unit_test(test_split_gpt2_by_hand),
+        cmocka_unit_test(test_split_llama3_by_hand),
+        cmocka_unit_test(test_split_finds_patterns),
+        cmocka_unit_test(test_unicode_kinds),
         cmocka_unit_test(test_split_newer_unicode),
         cmocka_unit_test(test_split_ends_with_the_text),
     };

@@ -10,14 +10,14 @@
 #include "tests/test.h"
 
 #define MAX_TENSORS 64
-#define MAX_TENSOR_BYTES 4096
+#define MAX_TENSOR_BYTES 40000
 
 /* A checkpoint in memory, without files. Element i of tensor j is 1 + i / 4 + j (exact in every
  * dtype that is used). */
 struct model {
     struct checkpoint checkpoint;
-    struct safetensor tensors[MAX_TENSORS];
-    const struct safetensor *by_name[MAX_TENSORS];
+    struct checkpoint_tensor tensors[MAX_TENSORS];
+    const struct checkpoint_tensor *by_name[MAX_TENSORS];
     char names[MAX_TENSORS][80];
     unsigned char elements[MAX_TENSORS][MAX_TENSOR_BYTES];
     struct weights weights;
@@ -62,21 +62,21 @@ static void add(struct model *model, enum dtype dtype, int64_t rows, int64_t col
                 const char *format, ...)
 {
     int32_t idx = model->checkpoint.num_tensors++;
-    struct safetensor *tensor = &model->tensors[idx];
+    struct checkpoint_tensor *tensor = &model->tensors[idx];
     int64_t num_elements = rows * (columns > 0 ? columns : 1);
     va_list args;
     assert_true(idx < MAX_TENSORS);
     va_start(args, format);
     vsnprintf(model->names[idx], sizeof(model->names[idx]), format, args);
     va_end(args);
-    *tensor = (struct safetensor){
+    *tensor = (struct checkpoint_tensor){
         .name = model->names[idx],
         .dtype = dtype,
         .dtype_name = dtype == DTYPE_COUNT ? "I8" : dtype_name(dtype),
         .num_dims = columns > 0 ? 2 : 1,
         .shape = {rows, columns},
         .elements = model->elements[idx] + 1, /* unaligned, as in many files */
-        .num_bytes = (size_t)num_elements * (dtype == DTYPE_COUNT ? 1 : dtype_bytes(dtype)),
+        .num_bytes = (size_t)num_elements * (dtype == DTYPE_COUNT ? 1 : dtype_block_bytes(dtype)),
         .file = "m/f.safetensors",
     };
     assert_true(tensor->num_bytes < MAX_TENSOR_BYTES);
@@ -107,6 +107,10 @@ static struct model *make_model(const struct model_config *config, enum dtype ma
     for (int32_t i = 0; i < config->num_layers; i++) {
         add(model, vectors, hidden, 0, "model.layers.%d.input_layernorm.weight", i);
         add(model, vectors, hidden, 0, "model.layers.%d.post_attention_layernorm.weight", i);
+        if (config->qk_norm) {
+            add(model, vectors, config->head_dim, 0, "model.layers.%d.self_attn.q_norm.weight", i);
+            add(model, vectors, config->head_dim, 0, "model.layers.%d.self_attn.k_norm.weight", i);
+        }
         add_projection(model, matrices, i, "self_attn.q_proj", q_rows, hidden, config->qkv_bias);
         add_projection(model, matrices, i, "self_attn.k_proj", kv_rows, hidden, config->qkv_bias);
         add_projection(model, matrices, i, "self_attn.v_proj", kv_rows, hidden, config->qkv_bias);
@@ -120,7 +124,7 @@ static struct model *make_model(const struct model_config *config, enum dtype ma
     return model;
 }
 
-static struct safetensor *tensor_of(struct model *model, const char *name)
+static struct checkpoint_tensor *tensor_of(struct model *model, const char *name)
 {
     for (int32_t i = 0; i < model->checkpoint.num_tensors; i++) {
         if (strcmp(model->tensors[i].name, name) == 0) {
@@ -133,13 +137,13 @@ static struct safetensor *tensor_of(struct model *model, const char *name)
 
 static void remove_tensor(struct model *model, const char *name)
 {
-    struct safetensor *tensor = tensor_of(model, name);
+    struct checkpoint_tensor *tensor = tensor_of(model, name);
     *tensor = model->tensors[--model->checkpoint.num_tensors];
 }
 
 static int compare_names(const void *left, const void *right)
 {
-    const struct safetensor *const *a = left, *const *b = right;
+    const struct checkpoint_tensor *const *a = left, *const *b = right;
     return strcmp((*a)->name, (*b)->name);
 }
 
@@ -180,7 +184,7 @@ static void free_model(struct model *model)
 
 static void expect_vector(struct model *model, const float *copy, const char *name)
 {
-    const struct safetensor *tensor = tensor_of(model, name);
+    const struct checkpoint_tensor *tensor = tensor_of(model, name);
     int32_t tensor_idx = (int32_t)(tensor - model->tensors);
     assert_non_null(copy);
     for (int64_t i = 0; i < tensor->shape[0]; i++) {
@@ -190,19 +194,19 @@ static void expect_vector(struct model *model, const float *copy, const char *na
 
 static void expect_matrix(struct model *model, struct weight_view view, const char *name)
 {
-    const struct safetensor *tensor = tensor_of(model, name);
+    const struct checkpoint_tensor *tensor = tensor_of(model, name);
     assert_ptr_equal(view.elements, tensor->elements);
     assert_int_equal(view.dtype, tensor->dtype);
 }
 
 /* Catches two tensors swapped, a layer's taken for another's, a vector widened wrongly: with every
- * bias, in each dtype. */
+ * bias and the norms of q and k, in each dtype. */
 static void test_every_place(void **state)
 {
     (void)state;
     struct model_config config = llama;
-    config.qkv_bias = config.o_bias = config.mlp_bias = true;
-    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+    config.qkv_bias = config.o_bias = config.mlp_bias = config.qk_norm = true;
+    for (int dtype = 0; dtype < DTYPE_NUM_PLAIN; dtype++) {
         struct model *model = make_model(&config, DTYPE_BF16, (enum dtype)dtype);
         expect_bound(model, &config);
         const struct weights *weights = &model->weights;
@@ -217,6 +221,8 @@ static void test_every_place(void **state)
             } vectors[] = {
                 {"input_layernorm.weight", layer->input_layernorm},
                 {"post_attention_layernorm.weight", layer->post_attention_layernorm},
+                {"self_attn.q_norm.weight", layer->q_norm},
+                {"self_attn.k_norm.weight", layer->k_norm},
                 {"self_attn.q_proj.bias", layer->q_bias},
                 {"self_attn.k_proj.bias", layer->k_bias},
                 {"self_attn.v_proj.bias", layer->v_bias},
@@ -257,7 +263,7 @@ static void test_totals(void **state)
     int64_t num_elements = 0;
     size_t num_bytes = 0;
     for (int32_t i = 0; i < model->checkpoint.num_tensors; i++) {
-        const struct safetensor *tensor = &model->tensors[i];
+        const struct checkpoint_tensor *tensor = &model->tensors[i];
         num_elements += tensor->shape[0] * (tensor->num_dims > 1 ? tensor->shape[1] : 1);
         num_bytes += tensor->num_bytes;
     }
@@ -332,7 +338,7 @@ static void test_each_wrong_shape(void **state)
     struct model *whole = make_model(&config, DTYPE_BF16, DTYPE_BF16);
     for (int32_t i = 0; i < whole->checkpoint.num_tensors; i++) {
         struct model *model = make_model(&config, DTYPE_BF16, DTYPE_BF16);
-        struct safetensor *tensor = &model->tensors[i];
+        struct checkpoint_tensor *tensor = &model->tensors[i];
         char fragments[160];
         snprintf(fragments, sizeof(fragments), "m/f.safetensors: %s: shape: expected [|, found [",
                  tensor->name);
@@ -391,6 +397,90 @@ static void test_refusals(void **state)
     expect_refused(model, &llama, IMBREX_STATUS_FORMAT, "m: model.embed_tokens.weight");
 }
 
+/* llama, with rows that 32-element blocks divide and, in down_proj, K blocks too. */
+static struct model_config config_for_blocks(void)
+{
+    struct model_config config = llama;
+    config.hidden_size = 64;
+    config.intermediate_size = 256;
+    config.num_layers = 1;
+    config.num_heads = 4;
+    config.num_kv_heads = 1;
+    config.head_dim = 16;
+    config.vocab_size = 3;
+    return config;
+}
+
+/* A BF16 model of that configuration; the matrix `name` [rows, columns] in blocks, if not NULL. */
+static struct model *make_model_with_blocks(const struct model_config *config, const char *name,
+                                            enum dtype dtype)
+{
+    struct model *model = make_model(config, DTYPE_BF16, DTYPE_F32);
+    if (name != NULL) {
+        struct checkpoint_tensor *tensor = tensor_of(model, name);
+        tensor->dtype = dtype;
+        tensor->dtype_name = dtype_name(dtype);
+        tensor->num_bytes = dtype_row_bytes(dtype, tensor->shape[0] * tensor->shape[1]);
+    }
+    return model;
+}
+
+/* Catches a matrix in blocks that is refused, given another dtype or counted wrongly; scratch for
+ * activations planned where no weights need it, or too little. */
+static void test_quantized_matrices(void **state)
+{
+    (void)state;
+    struct model_config config = config_for_blocks();
+    struct model *model = make_model_with_blocks(&config, NULL, DTYPE_F32);
+    expect_bound(model, &config);
+    assert_int_equal(model->weights.max_quantized_columns, 0);
+    int64_t num_parameters = model->weights.num_parameters;
+    size_t num_bytes = model->weights.num_bytes;
+    free_model(model);
+    for (int dtype = DTYPE_NUM_PLAIN; dtype < DTYPE_COUNT; dtype++) {
+        model = make_model_with_blocks(&config, "model.layers.0.mlp.down_proj.weight",
+                                       (enum dtype)dtype);
+        expect_bound(model, &config);
+        assert_int_equal(model->weights.layers[0].down_proj.dtype, dtype);
+        assert_int_equal(model->weights.max_quantized_columns, 256);
+        assert_int_equal(model->weights.num_parameters, num_parameters);
+        assert_int_equal(model->weights.num_bytes,
+                         num_bytes - 2 * 64 * 256 + dtype_row_bytes((enum dtype)dtype, 64 * 256));
+        free_model(model);
+    }
+    model = make_model_with_blocks(&config, "model.layers.0.self_attn.k_proj.weight", DTYPE_Q4_1);
+    expect_bound(model, &config);
+    assert_int_equal(model->weights.max_quantized_columns, 64);
+    free_model(model);
+}
+
+/* Catches rows that are cut in the middle of a block, which the dot products would read past, and
+ * norms in blocks. */
+static void test_refused_blocks(void **state)
+{
+    (void)state;
+    struct model_config config = config_for_blocks();
+    struct model *model =
+        make_model_with_blocks(&config, "model.layers.0.self_attn.o_proj.weight", DTYPE_Q6_K);
+    expect_refused(model, &config, IMBREX_STATUS_FORMAT,
+                   "m/f.safetensors: model.layers.0.self_attn.o_proj.weight: expected rows of a "
+                   "multiple of 256 elements, a block of Q6_K, found 64");
+
+    config.intermediate_size = 240;
+    model = make_model_with_blocks(&config, "model.layers.0.mlp.down_proj.weight", DTYPE_Q5_0);
+    expect_refused(model, &config, IMBREX_STATUS_FORMAT,
+                   "down_proj.weight: expected rows of a multiple of 32 elements, a block of Q5_0, "
+                   "found 240");
+
+    model = make_model_with_blocks(&config, NULL, DTYPE_F32);
+    struct checkpoint_tensor *norm = tensor_of(model, "model.norm.weight");
+    norm->dtype = DTYPE_Q8_0;
+    norm->num_bytes = 2 * 34;
+    expect_refused(model, &config, IMBREX_STATUS_FORMAT,
+                   "model.norm.weight: dtype: expected F32, F16 or BF16 for a norm or bias, found "
+                   "Q8_0");
+}
+
 /* Catches old Llama checkpoints being refused for the RoPE buffers they store. */
 static void test_ignored_buffers(void **state)
 {
@@ -439,6 +529,8 @@ int run_weights_tests(void)
         cmocka_unit_test(test_each_missing_tensor),
         cmocka_unit_test(test_each_wrong_shape),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_quantized_matrices),
+        cmocka_unit_test(test_refused_blocks),
         cmocka_unit_test(test_ignored_buffers),
         cmocka_unit_test(test_shipped_models),
     };

@@ -75,7 +75,7 @@ json_t *tokenizer_fixture_bytes(void)
         "  \"vocab\": {}, \"merges\": []}}");
     json_t *steps = json_object_get(json_object_get(root, "pre_tokenizer"), "pretokenizers");
     json_object_set_new(json_object_get(json_array_get(steps, 0), "pattern"), "Regex",
-                        json_string(qwen2_split_pattern));
+                        json_string(word_pattern_text(WORD_PATTERN_QWEN2)));
     /* The alphabet in the order of the bytes, so that a byte is its own id here. */
     uint32_t next_char = 0x100;
     for (uint32_t byte = 0; byte < 256; byte++) {
