@@ -3,17 +3,18 @@
  *
  * Objects, from the one that lives longest:
  *   imbrex_tokenizer   text <-> token ids; immutable, any thread
- *   imbrex_model       configuration, mapped weights, tokenizer; immutable, any thread, shared by
- * engines imbrex_engine      threads, KV cache, activation memory; used by one thread at a time
+ *   imbrex_model       configuration, mapped weights, tokenizer; immutable, any thread, shared
+ *                      by engines
+ *   imbrex_engine      threads, KV cache, activation memory; used by one thread at a time
  *   imbrex_generation  one prompt and its continuation; at most one runs in an engine at a time
  * Each must outlive the ones below it that were created from it. Several engines may live in one
  * process.
  *
  * Rules that hold everywhere:
  *   - Functions that can fail return enum imbrex_status and write results through their last
- * pointers. On failure the results are untouched and ownership stays with the caller.
+ *     pointers. On failure the results are untouched and ownership stays with the caller.
  *   - `err` may be NULL; otherwise it is filled on failure and left alone on success.
- *   - Memory handed out by a function named so below is freed with imbrex_free(); nothing else is.
+ *   - What a comment calls "allocated" is freed with imbrex_free(), and nothing else is.
  *   - Destroying or closing NULL does nothing.
  *   - The library never exits, aborts, prints, reads the environment or installs signal handlers.
  */
@@ -38,8 +39,7 @@ extern "C" {
 
 #define IMBREX_VERSION "0.1.0"
 
-/* ---- status and errors
- * ------------------------------------------------------------------------------- */
+/* ---- status and errors ----------------------------------------------------------------------- */
 
 /* X(name, value, text). The one list of status codes. */
 #define IMBREX_STATUS_LIST(X)                                      \
@@ -88,21 +88,21 @@ enum imbrex_log_level {
 /* Receives one line without its newline. Called on the thread that made the call which logs. */
 typedef void imbrex_log_fn(void *user, enum imbrex_log_level level, const char *message);
 
-/* ---- tokenizer
- * --------------------------------------------------------------------------------------- */
+/* ---- tokenizer ------------------------------------------------------------------------------- */
 
 struct imbrex_tokenizer;
 
 /* How text is read. Zero means: no begin/end tokens, and "<|im_end|>" is ordinary text. */
 enum imbrex_tokenize_flags {
-    IMBREX_TOKENIZE_ADD_SPECIAL = 1 << 0, /* apply the tokenizer's post-processor (BOS, EOS) */
-    IMBREX_TOKENIZE_PARSE_SPECIAL = 1
-                                    << 1, /* special tokens written in the text become their ids */
+    /* Apply the tokenizer's post-processor (BOS, EOS). */
+    IMBREX_TOKENIZE_ADD_SPECIAL = 1 << 0,
+    /* Special tokens written in the text become their ids. */
+    IMBREX_TOKENIZE_PARSE_SPECIAL = 1 << 1,
 };
 
-/* Opens the tokenizer of a model folder (tokenizer.json) without its weights. `path` is a folder, a
- * tokenizer.json file, or "builtin:stories260K". UNSUPPORTED names the first feature of the file
- * that imbrex does not have. */
+/* Opens the tokenizer of a model without its weights. `path` is a folder with a tokenizer.json,
+ * such a file, a GGUF file, or "builtin:stories260K" (NULL means that one). UNSUPPORTED names the
+ * first feature of the file that imbrex does not have. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_tokenizer_open(
     const char *path, struct imbrex_tokenizer **tokenizer, struct imbrex_error *err);
 IMBREX_API void imbrex_tokenizer_close(struct imbrex_tokenizer *tokenizer);
@@ -110,15 +110,15 @@ IMBREX_API void imbrex_tokenizer_close(struct imbrex_tokenizer *tokenizer);
 /* Text to token ids.
  *   text       [text_bytes] UTF-8, NUL allowed; each invalid sequence is read as U+FFFD
  *   flags      bits of enum imbrex_tokenize_flags
- *   token_ids  [num_tokens], allocated; the caller frees it with imbrex_free() (non-NULL also for
- * zero tokens) */
+ *   token_ids  [num_tokens], allocated; not NULL even for zero tokens
+ * INVALID_ARGUMENT for a NULL tokenizer. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_tokenize(
     const struct imbrex_tokenizer *tokenizer, const char *text, size_t text_bytes, unsigned flags,
     int32_t **token_ids, size_t *num_tokens, struct imbrex_error *err);
 
 /* Token ids to text, as one whole: always valid UTF-8, incomplete characters become U+FFFD.
- *   text  [text_bytes] plus a terminating NUL, allocated; the caller frees it with imbrex_free()
- * INVALID_ARGUMENT for an id outside [0, imbrex_tokenizer_vocab_size). */
+ *   text  [text_bytes] plus a terminating NUL, allocated
+ * INVALID_ARGUMENT for an id outside [0, imbrex_tokenizer_vocab_size) or a NULL tokenizer. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_detokenize(
     const struct imbrex_tokenizer *tokenizer, const int32_t *token_ids, size_t num_tokens,
     bool skip_special, char **text, size_t *text_bytes, struct imbrex_error *err);
@@ -133,8 +133,7 @@ IMBREX_API bool imbrex_token_is_special(const struct imbrex_tokenizer *tokenizer
 IMBREX_API const char *imbrex_token_bytes(const struct imbrex_tokenizer *tokenizer,
                                           int32_t token_id, size_t *num_bytes);
 
-/* ---- model
- * ------------------------------------------------------------------------------------------- */
+/* ---- model ----------------------------------------------------------------------------------- */
 
 struct imbrex_model;
 
@@ -146,27 +145,36 @@ struct imbrex_model_options {
 IMBREX_API struct imbrex_model_options imbrex_model_options_default(void);
 
 /* Opens a checkpoint: weights are mapped, every tensor's dtype and shape is checked, the tokenizer
- * is loaded. path     a Hugging Face folder (config.json, *.safetensors, tokenizer.json), or
- * "builtin:stories260K"; NULL means the built-in model options  NULL for the defaults The mapped
- * files must not change while the model is open: a file truncated under it raises SIGBUS in the
- * thread that reads it (see imbrex_model_file_at). */
+ * is loaded.
+ *   path     a Hugging Face folder (config.json, *.safetensors, tokenizer.json), a GGUF file,
+ *            "builtin:stories260K" (NULL means that one), or "random:<shape>[:<seed>]" with a shape
+ *            such as "qwen2.5-7b": no files, no tokenizer, weights made when an engine is
+ *   options  NULL for the defaults
+ * The mapped files must not change while the model is open: a file truncated under it raises SIGBUS
+ * in the thread that reads it (see imbrex_model_file_at). */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_model_open(
     const char *path, const struct imbrex_model_options *options, struct imbrex_model **model,
     struct imbrex_error *err);
 IMBREX_API void imbrex_model_close(struct imbrex_model *model);
 
-/* The model's tokenizer, a view that lives as long as the model. NULL if the checkpoint has no
- * tokenizer.json: such a model takes and gives token ids only. */
+/* The model's tokenizer, a view that lives as long as the model. NULL if the checkpoint has none:
+ * such a model takes and gives token ids only. */
 IMBREX_API const struct imbrex_tokenizer *imbrex_model_tokenizer(const struct imbrex_model *model);
 
 /* What the checkpoint says. Pointers are views that live as long as the model. */
 struct imbrex_model_info {
     const char *path;
-    const char *architecture; /* "llama", "qwen2" */
+    const char *format;       /* "safetensors", "GGUF v2", "GGUF v3", "random" */
+    const char *file_type;    /* what a GGUF file calls its mixture of types ("Q4_K_M"), or NULL */
+    const char *architecture; /* "llama", "qwen2", "qwen3", "mistral" */
     int32_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
     int32_t vocab_size;              /* rows of embed_tokens */
     int32_t max_position_embeddings; /* tokens the model was made for */
     double rope_theta, rms_norm_eps;
+    const char *rope_scaling;   /* "default", "linear", "llama3", "yarn" */
+    double rope_scaling_factor; /* 1 for "default" */
+    int32_t sliding_window;     /* last positions that a token sees in sliding layers; 0: all */
+    int32_t num_sliding_layers;
     bool tied;               /* lm_head is embed_tokens */
     const char *tied_reason; /* what decided it */
     int64_t num_parameters;
@@ -184,7 +192,7 @@ IMBREX_API void imbrex_model_describe(const struct imbrex_model *model,
 /* One tensor of the checkpoint. Pointers are views that live as long as the model. */
 struct imbrex_tensor_info {
     const char *name;
-    const char *dtype; /* "BF16", "F16", "F32" */
+    const char *dtype; /* "BF16", "F16", "F32"; in GGUF files also "Q8_0" and so on */
     const char *file;
     int32_t num_dims;
     int64_t shape[IMBREX_MAX_TENSOR_DIMS];
@@ -200,8 +208,101 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_model_tensor(
  * SIGBUS handler can say which file shrank. */
 IMBREX_API const char *imbrex_model_file_at(const struct imbrex_model *model, const void *address);
 
-/* ---- engine
- * ------------------------------------------------------------------------------------------ */
+/* ---- chat ------------------------------------------------------------------------------------ */
+
+struct imbrex_chat_options {
+    const char *tools_json; /* JSON array of tools as the template wants them; NULL: none */
+    /* NULL: the checkpoint's own (chat_template.jinja or tokenizer_config.json; of named ones
+     * "tool_use" if tools are given and it is there, else "default"). "chatml", "llama3": templates
+     * that imbrex brings. Anything else is the text of a Jinja template. */
+    const char *chat_template;
+    const char *chat_template_name; /* what messages call such a text; NULL: "chat_template" */
+    bool add_generation_prompt;     /* end with the begin of the assistant's turn */
+    int64_t now; /* what strftime_now() shows: seconds since 1970-01-01 00:00 of the local clock */
+};
+
+/* The checkpoint's template, no tools, add_generation_prompt, now 0. */
+IMBREX_API struct imbrex_chat_options imbrex_chat_options_default(void);
+
+/* A conversation to text and ids, by a chat template.
+ *   messages_json  JSON array of at least one object with a string "role", a "content" and
+ *                  whatever else the template knows
+ *   options        NULL for the defaults
+ *   token_ids      [num_tokens], allocated
+ *   text           [text_bytes] plus a terminating NUL, allocated; text and text_bytes may be NULL
+ * The template writes begin tokens itself, so no post-processor is applied. What messages and tools
+ * contain can never become a special token: "<|im_end|>" in a content is ordinary text.
+ *   NOT_FOUND         the model has no template (or no tokenizer), and options give none
+ *   INVALID_ARGUMENT  the template refuses the conversation; the message is the template's
+ *   FORMAT            broken JSON or Jinja, or a template that fails on this conversation
+ *   UNSUPPORTED       the template uses something that imbrex does not have
+ *   CAPACITY          it takes too many steps, too much memory or output */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_chat_tokenize(
+    const struct imbrex_model *model, const char *messages_json,
+    const struct imbrex_chat_options *options, int32_t **token_ids, size_t *num_tokens, char **text,
+    size_t *text_bytes, struct imbrex_error *err);
+
+/* The special token that the template puts behind an assistant's reply, for
+ * imbrex_generation_options.end_token_ids: not all checkpoints list it among their end tokens. -1
+ * if the template has none. Fails as imbrex_chat_tokenize does. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_chat_end_token(
+    const struct imbrex_model *model, const struct imbrex_chat_options *options, int32_t *token_id,
+    struct imbrex_error *err);
+
+/* ---- quantize -------------------------------------------------------------------------------- */
+
+/* A tensor as it was written. Pointers are views, valid during the call that gets them. */
+struct imbrex_quantized_tensor {
+    const char *name;      /* in the file */
+    const char *from, *to; /* types */
+    const char *reason;    /* why `to` is not the type asked for; NULL: it is */
+    int32_t num_dims;
+    int64_t shape[IMBREX_MAX_TENSOR_DIMS];
+    size_t from_bytes, to_bytes;
+    double rms_error; /* root mean square of the error, relative to that of the elements */
+};
+
+struct imbrex_quantize_progress {
+    const struct imbrex_quantized_tensor *tensor; /* just finished, or NULL */
+    int32_t num_finished, num_tensors;
+    uint64_t bytes_done, bytes_total; /* of the tensors as they are read */
+};
+
+/* Called on the thread that quantises: after each piece of a tensor, and once for each tensor.
+ * Returns false to end it: CANCELLED, and no file. */
+typedef bool imbrex_quantize_fn(void *user, const struct imbrex_quantize_progress *progress);
+
+struct imbrex_quantize_options {
+    const char *path;             /* of the GGUF file to write */
+    const char *type;             /* "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k" */
+    bool overwrite;               /* replace a file at the path */
+    int32_t num_threads;          /* 0: as many as this process may run on */
+    imbrex_quantize_fn *progress; /* NULL: none */
+    void *user;
+};
+
+/* Type q8_0, everything else zero. */
+IMBREX_API struct imbrex_quantize_options imbrex_quantize_options_default(void);
+
+struct imbrex_quantize_report {
+    int32_t num_tensors;
+    uint64_t from_bytes, to_bytes; /* of the tensors */
+    uint64_t file_bytes;
+    double rms_error; /* as above, of all tensors together */
+};
+
+/* Writes the model, tokenizer and chat template included, as one GGUF file. Matrices get the type
+ * asked for; rows that are no multiple of its block get Q5_0 for Q4_K, Q8_0 for Q6_K, and F16 where
+ * they are no multiple of 32; the output matrix of a Q4_K file is Q6_K; norms and biases are F32.
+ * The file appears at its path when it is whole, or not at all.
+ *   report  may be NULL
+ * INVALID_ARGUMENT if there is a file and overwrite is false; UNSUPPORTED, by name, for what a GGUF
+ * file cannot say. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_quantize(
+    struct imbrex_model *model, const struct imbrex_quantize_options *options,
+    struct imbrex_quantize_report *report, struct imbrex_error *err);
+
+/* ---- engine ---------------------------------------------------------------------------------- */
 
 struct imbrex_engine;
 
@@ -212,9 +313,8 @@ enum imbrex_cpu_features {
 #define IMBREX_CPU_ALL 0xffffffffu /* whatever the machine has */
 
 struct imbrex_engine_options {
-    int32_t num_threads;  /* compute threads, the caller's counted; 0: as many as this process may
-                             run on */
-    int32_t context_size; /* tokens of KV cache; 0: min(max_position_embeddings, 4096) */
+    int32_t num_threads;     /* compute threads, the caller's counted; 0: all CPUs it may use */
+    int32_t context_size;    /* tokens of KV cache; 0: min(max_position_embeddings, 4096) */
     int32_t max_step_tokens; /* tokens of one prefill chunk; 0: 128 */
     uint32_t cpu_features;   /* bits of enum imbrex_cpu_features; 0: the plain C reference */
 };
@@ -245,7 +345,8 @@ struct imbrex_memory_plan {
 
 IMBREX_API void imbrex_engine_memory_plan(const struct imbrex_engine *engine,
                                           struct imbrex_memory_plan *plan);
-/* The plan that imbrex_engine_create() would make, without making it. Same errors. */
+/* The plan that imbrex_engine_create() would make, without making it. Fails for the options and
+ * sizes that create refuses; whether the memory is there, only create finds out. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_plan(
     const struct imbrex_model *model, const struct imbrex_engine_options *options,
     struct imbrex_memory_plan *plan, struct imbrex_error *err);
@@ -253,14 +354,14 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_plan(
 /* Negative log-likelihood of each id given the ones before it, natural logarithm.
  *   token_ids  [num_tokens], 2 <= num_tokens <= context_size
  *   nll        [num_tokens - 1], written: nll[i] belongs to token_ids[i + 1]
- * INTERNAL if the logits are not finite; after a failure the contents of nll are undefined. */
+ * FORMAT if the weights give logits that are not finite. After a failure the contents of nll are
+ * undefined. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_score(struct imbrex_engine *engine,
                                                                   const int32_t *token_ids,
                                                                   int32_t num_tokens, double *nll,
                                                                   struct imbrex_error *err);
 
-/* ---- generation
- * -------------------------------------------------------------------------------------- */
+/* ---- generation ------------------------------------------------------------------------------ */
 
 struct imbrex_generation;
 
@@ -278,20 +379,23 @@ enum imbrex_generation_field {
 struct imbrex_generation_options {
     const int32_t *prompt_ids; /* [num_prompt_ids], copied by create */
     int32_t num_prompt_ids;    /* >= 1 */
-    int32_t max_tokens;       /* tokens to generate; 0: until an end token or the context is full */
-    float temperature;        /* 0: the most likely token (lowest id on a tie); else > 0 */
-    int32_t top_k;            /* keep the k most likely; 0: all */
-    float top_p;              /* keep the most likely whose probabilities sum to p, in (0, 1] */
-    float min_p;              /* keep those with at least min_p x the best probability, in [0, 1) */
-    float repetition_penalty; /* divides positive and multiplies negative logits of ids seen before;
-                                 > 0, 1: off */
-    uint64_t seed; /* same seed, same text; one draw per position, independent of everything else */
-    const char *const
-        *stop; /* [num_stop] strings, copied by create; the text ends before the first one found */
+    int32_t max_tokens; /* tokens to generate; 0: until an end token or the context is full */
+    float temperature;  /* 0: the most likely token (lowest id on a tie); else up to 100 */
+    int32_t top_k;      /* keep the k most likely; 0: all */
+    float top_p;        /* keep the most likely whose probabilities sum to p, in (0, 1] */
+    float min_p;        /* keep those with at least min_p x the best probability, in [0, 1) */
+    /* Divides positive, multiplies negative logits of ids seen before; in [0.01, 100], 1 is off. */
+    float repetition_penalty;
+    uint64_t seed; /* same seed, same text; one draw per position, independent of all else */
+    /* [num_stop] strings, copied by create; the text ends before the first one found. */
+    const char *const *stop;
     size_t num_stop;
-    bool ignore_eos;          /* do not end at the model's end tokens */
-    unsigned from_checkpoint; /* bits of enum imbrex_generation_field; told by the defaults, ignored
-                                 by create */
+    /* [num_end_token_ids], copied by create: end tokens beside the model's. */
+    const int32_t *end_token_ids;
+    size_t num_end_token_ids;
+    bool ignore_eos; /* do not end at end tokens */
+    /* Bits of enum imbrex_generation_field; told by the defaults, ignored by create. */
+    unsigned from_checkpoint;
 };
 
 /* Defaults of the checkpoint's generation_config.json where there is one (do_sample false or absent
@@ -334,7 +438,8 @@ struct imbrex_token_event {
 typedef bool imbrex_token_fn(void *user, const struct imbrex_token_event *event);
 
 /* Runs to the end on the calling thread; `callback` may be NULL. Can be called once. OK also when
- * cancelled: the metrics tell the finish reason. INTERNAL if the logits are not finite. */
+ * cancelled: the metrics tell the finish reason. FORMAT if the weights give logits that are not
+ * finite. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_generation_run(
     struct imbrex_generation *generation, imbrex_token_fn *callback, void *user,
     struct imbrex_error *err);
@@ -346,7 +451,7 @@ struct imbrex_generation_metrics {
     int32_t num_prompt_tokens;
     int32_t num_generated_tokens; /* the end token counted */
     int64_t prefill_ns;           /* all prompt tokens, up to the first logits */
-    int64_t decode_ns;            /* from the first generated token to the end */
+    int64_t decode_ns;            /* from the first logits to the end */
     int64_t ttft_ns;              /* start of the run to the first token */
     enum imbrex_finish_reason finish_reason;
 };

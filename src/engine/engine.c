@@ -10,7 +10,6 @@
 
 #define DEFAULT_CONTEXT_SIZE 4096
 #define DEFAULT_MAX_STEP_TOKENS 128
-#define MAX_NUM_THREADS 1024
 #define MAX_CONTEXT_SIZE (1 << 24)   /* tokens; int32 slots with room to spare */
 #define MAX_STEP_TOKENS (1 << 16)    /* tokens; more only costs memory */
 #define MAX_LOGITS_BYTES (64u << 20) /* scoring keeps the logits of as many rows as fit */
@@ -36,9 +35,10 @@ static enum imbrex_status check_range(const char *field, int32_t value, int32_t 
 }
 
 /* The one statement of what lies in the arena. With arena->base NULL it measures. */
-static void take_arena(struct arena *arena, const struct model_config *config,
+static void take_arena(struct arena *arena, const struct imbrex_model *model,
                        const struct imbrex_memory_plan *plan, struct imbrex_engine *engine)
 {
+    const struct model_config *config = &model->config;
     size_t step_tokens = (size_t)plan->max_step_tokens;
     size_t row_bytes = (size_t)config->vocab_size * sizeof(float);
     int32_t max_rows = row_bytes >= MAX_LOGITS_BYTES ? 1 : (int32_t)(MAX_LOGITS_BYTES / row_bytes);
@@ -53,6 +53,11 @@ static void take_arena(struct arena *arena, const struct model_config *config,
     step->seq_idx = arena_take(arena, step_tokens, sizeof(int32_t));
     step->block_table = arena_take(arena, (size_t)plan->kv_num_blocks, sizeof(int32_t));
     sampler_take(arena, config->vocab_size, &engine->sampler);
+    size_t token_bytes = ops_scratch_token_bytes(model->weights.max_quantized_columns);
+    if (token_bytes > 0) {
+        engine->ops_scratch = arena_take(arena, step_tokens, token_bytes);
+        engine->ops_scratch_bytes = step_tokens * token_bytes;
+    }
 }
 
 enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
@@ -64,7 +69,7 @@ enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
     if (options == NULL) {
         options = &defaults;
     }
-    TRY(check_range("num_threads", options->num_threads, MAX_NUM_THREADS, err));
+    TRY(check_range("num_threads", options->num_threads, THREAD_POOL_MAX_THREADS, err));
     TRY(check_range("context_size", options->context_size, MAX_CONTEXT_SIZE, err));
     TRY(check_range("max_step_tokens", options->max_step_tokens, MAX_STEP_TOKENS, err));
 
@@ -78,7 +83,7 @@ enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
         .kernels = ops_kernels_name_for(options->cpu_features),
     };
     if (planned.num_threads == 0) {
-        planned.num_threads = min_int32(thread_pool_num_cpus(), MAX_NUM_THREADS);
+        planned.num_threads = thread_pool_num_cpus();
     }
     if (planned.context_size == 0) {
         planned.context_size = min_int32(config->max_position_embeddings, DEFAULT_CONTEXT_SIZE);
@@ -92,7 +97,7 @@ enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
     struct arena arena = {0};
     struct imbrex_engine measured = {0};
     size_t block_bytes;
-    take_arena(&arena, config, &planned, &measured);
+    take_arena(&arena, model, &planned, &measured);
     planned.activation_bytes = arena.num_used;
     if (arena.overflowed ||
         !kv_block_bytes(config->num_layers, config->num_kv_heads, config->head_dim, &block_bytes) ||
@@ -119,13 +124,15 @@ enum imbrex_status imbrex_engine_create(struct imbrex_model *model,
     created->model = model;
     atomic_init(&created->is_busy, false);
     TRY_OR_FAIL(imbrex_engine_plan(model, options, &created->plan, err));
+    TRY_OR_FAIL(model_fill(model, err));
     TRY_OR_FAIL(memory_region_map("activations", created->plan.activation_bytes,
                                   &created->arena_region, err));
     struct arena arena = {.base = created->arena_region.base};
-    take_arena(&arena, config, &created->plan, created);
+    take_arena(&arena, model, &created->plan, created);
     TRY_OR_FAIL(kv_pool_create(config->num_layers, config->num_kv_heads, config->head_dim,
                                created->plan.kv_num_blocks, &created->kv_pool, err));
-    TRY_OR_FAIL(ops_create(created->plan.num_threads, cpu_features, &created->ops, err));
+    TRY_OR_FAIL(ops_create(created->plan.num_threads, cpu_features, created->ops_scratch,
+                           created->ops_scratch_bytes, &created->ops, err));
     if (created->plan.context_size > config->max_position_embeddings) {
         log_write(&model->log, IMBREX_LOG_LEVEL_WARNING,
                   "context of %d tokens is longer than the %d that %s was made for: text beyond "
@@ -173,7 +180,6 @@ void engine_end(struct imbrex_engine *engine)
     }
     engine->num_blocks = 0;
     engine->num_tokens = 0;
-    assert(kv_pool_check(&engine->kv_pool));
     atomic_store(&engine->is_busy, false);
 }
 
@@ -216,11 +222,22 @@ enum imbrex_status engine_step(struct imbrex_engine *engine, const int32_t *toke
     return IMBREX_STATUS_OK;
 }
 
-/* -log softmax(logits)[token_id], in double. */
+enum imbrex_status engine_bad_logits(const struct imbrex_engine *engine, int32_t position,
+                                     struct imbrex_error *err)
+{
+    return error_set(err, IMBREX_STATUS_FORMAT,
+                     "%s: the weights give logits that are not finite (position %d)",
+                     engine->model->path, position);
+}
+
+/* -log softmax(logits)[token_id], in double; NaN if one of the logits is not finite. */
 static double negative_log_likelihood(const float *logits, int32_t vocab_size, int32_t token_id)
 {
-    double max_logit = logits[0];
-    for (int32_t i = 1; i < vocab_size; i++) {
+    double max_logit = -INFINITY;
+    for (int32_t i = 0; i < vocab_size; i++) {
+        if (!isfinite(logits[i])) {
+            return NAN;
+        }
         max_logit = fmax(max_logit, logits[i]);
     }
     double sum = 0.0;
@@ -250,9 +267,7 @@ static enum imbrex_status score_sequence(struct imbrex_engine *engine, const int
                 nll[position] =
                     negative_log_likelihood(logits, vocab_size, token_ids[position + 1]);
                 if (!isfinite(nll[position])) {
-                    return error_set(err, IMBREX_STATUS_INTERNAL,
-                                     "%s: logits at position %d are not finite", model->path,
-                                     position);
+                    return engine_bad_logits(engine, position, err);
                 }
             }
         }

@@ -32,6 +32,8 @@ struct imbrex_engine {
     struct forward_buffers buffers;
     struct step_arrays step;
     struct sampler sampler;
+    void *ops_scratch; /* [ops_scratch_bytes], see ops_create; NULL without quantised weights */
+    size_t ops_scratch_bytes;
     int32_t num_blocks; /* of the running sequence: block_table[0, num_blocks) */
     int32_t num_tokens; /* of the running sequence: positions [0, num_tokens) are in the cache */
     atomic_bool is_busy;
@@ -47,5 +49,9 @@ void engine_end(struct imbrex_engine *engine);
  * CAPACITY if the KV cache has no free block. Allocates nothing. */
 enum imbrex_status engine_step(struct imbrex_engine *engine, const int32_t *token_ids,
                                int32_t num_tokens, struct imbrex_error *err);
+
+/* FORMAT, for logits that are NaN or infinite: nothing but the weights makes them so. */
+enum imbrex_status engine_bad_logits(const struct imbrex_engine *engine, int32_t position,
+                                     struct imbrex_error *err);
 
 #endif

@@ -6,7 +6,6 @@
  *                                       ^                  |                        |
  *                                       +--- [decode step] +                      event
  */
-#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +18,9 @@ struct imbrex_generation {
     struct imbrex_engine *engine;
     int32_t *prompt_ids; /* [num_prompt_ids] */
     int32_t num_prompt_ids;
-    int32_t max_tokens; /* 0: no limit but the context */
+    int32_t max_tokens;     /* 0: no limit but the context */
+    int32_t *end_token_ids; /* [num_end_token_ids] beside the model's */
+    size_t num_end_token_ids;
     bool ignore_eos;
     bool has_run;
     struct sampler_options sampling;
@@ -55,9 +56,11 @@ static enum imbrex_status check_sampling(const struct imbrex_generation_options 
                                          struct imbrex_error *err)
 {
     /* Written so that NaN fails every one of them. */
-    if (!(options->temperature >= 0.0f && isfinite(options->temperature))) {
+    if (!(options->temperature >= 0.0f &&
+          options->temperature <= (float)GENERATION_MAX_TEMPERATURE)) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "temperature: expected a number >= 0, found %g", options->temperature);
+                         "temperature: expected a number in [0, %g], found %g",
+                         GENERATION_MAX_TEMPERATURE, options->temperature);
     }
     if (options->top_k < 0) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
@@ -71,9 +74,11 @@ static enum imbrex_status check_sampling(const struct imbrex_generation_options 
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "min_p: expected a number in [0, 1), found %g", options->min_p);
     }
-    if (!(options->repetition_penalty > 0.0f && isfinite(options->repetition_penalty))) {
+    if (!(options->repetition_penalty >= (float)GENERATION_MIN_REPETITION_PENALTY &&
+          options->repetition_penalty <= (float)GENERATION_MAX_REPETITION_PENALTY)) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "repetition_penalty: expected a number > 0, found %g",
+                         "repetition_penalty: expected a number in [%g, %g], found %g",
+                         GENERATION_MIN_REPETITION_PENALTY, GENERATION_MAX_REPETITION_PENALTY,
                          options->repetition_penalty);
     }
     return IMBREX_STATUS_OK;
@@ -111,6 +116,26 @@ static enum imbrex_status check_prompt(const struct imbrex_engine *engine,
     return IMBREX_STATUS_OK;
 }
 
+static enum imbrex_status copy_end_tokens(const struct imbrex_generation_options *options,
+                                          struct imbrex_generation *generation,
+                                          struct imbrex_error *err)
+{
+    size_t num_bytes;
+    if (options->num_end_token_ids == 0) {
+        return IMBREX_STATUS_OK;
+    }
+    if (!size_mul(options->num_end_token_ids, sizeof(int32_t), &num_bytes)) {
+        return error_out_of_memory(err, "end tokens", SIZE_MAX);
+    }
+    generation->end_token_ids = malloc(num_bytes);
+    if (generation->end_token_ids == NULL) {
+        return error_out_of_memory(err, "end tokens", num_bytes);
+    }
+    memcpy(generation->end_token_ids, options->end_token_ids, num_bytes);
+    generation->num_end_token_ids = options->num_end_token_ids;
+    return IMBREX_STATUS_OK;
+}
+
 enum imbrex_status imbrex_generation_create(struct imbrex_engine *engine,
                                             const struct imbrex_generation_options *options,
                                             struct imbrex_generation **generation,
@@ -124,7 +149,7 @@ enum imbrex_status imbrex_generation_create(struct imbrex_engine *engine,
     TRY(check_prompt(engine, options, err));
     if (tokenizer == NULL && options->num_stop > 0) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "stop: expected none, since %s has no tokenizer.json, found %zu",
+                         "stop: expected none, since %s has no tokenizer, found %zu",
                          engine->model->path, options->num_stop);
     }
 
@@ -152,6 +177,7 @@ enum imbrex_status imbrex_generation_create(struct imbrex_engine *engine,
         goto fail;
     }
     memcpy(created->prompt_ids, options->prompt_ids, prompt_bytes);
+    TRY_OR_FAIL(copy_end_tokens(options, created, err));
     /* Twice: the bytes of a token and, at the end, those the detokenizer still held. */
     TRY_OR_FAIL(stop_matcher_create(options->stop, options->num_stop, 2 * max_piece_bytes,
                                     &created->stop_matcher, err));
@@ -173,6 +199,7 @@ void imbrex_generation_destroy(struct imbrex_generation *generation)
     stop_matcher_destroy(&generation->stop_matcher);
     free(generation->prompt_piece);
     free(generation->prompt_ids);
+    free(generation->end_token_ids);
     free(generation);
 }
 
@@ -194,12 +221,18 @@ static int32_t num_sampled_ids(const struct imbrex_model *model)
                                     : imbrex_tokenizer_vocab_size(model->tokenizer);
 }
 
-static bool is_end_token(const struct imbrex_model *model, int32_t token_id)
+static bool is_end_token(const struct imbrex_generation *generation, int32_t token_id)
 {
+    const struct imbrex_model *model = generation->engine->model;
     struct imbrex_model_info description;
     imbrex_model_describe(model, &description);
     for (int32_t i = 0; i < description.num_eos_token_ids; i++) {
         if (description.eos_token_ids[i] == token_id) {
+            return true;
+        }
+    }
+    for (size_t i = 0; i < generation->num_end_token_ids; i++) {
+        if (generation->end_token_ids[i] == token_id) {
             return true;
         }
     }
@@ -297,12 +330,9 @@ static enum imbrex_status decode(struct imbrex_generation *generation, int64_t s
 
     while (!atomic_load(&generation->is_cancelled)) {
         int32_t token_id;
-        enum imbrex_status status =
-            sampler_pick(&engine->sampler, &generation->sampling, engine->buffers.logits, num_ids,
-                         engine->num_tokens, &token_id);
-        if (status != IMBREX_STATUS_OK) {
-            return error_set(err, status, "%s: logits at position %d are not finite", model->path,
-                             engine->num_tokens - 1);
+        if (!sampler_pick(&engine->sampler, &generation->sampling, engine->buffers.logits, num_ids,
+                          engine->num_tokens, &token_id)) {
+            return engine_bad_logits(engine, engine->num_tokens - 1, err);
         }
         sampler_note(&engine->sampler, token_id);
         metrics->num_generated_tokens++;
@@ -313,7 +343,7 @@ static enum imbrex_status decode(struct imbrex_generation *generation, int64_t s
         if (metrics->finish_reason != IMBREX_FINISH_REASON_NONE) {
             return IMBREX_STATUS_OK;
         }
-        if (!generation->ignore_eos && is_end_token(model, token_id)) {
+        if (!generation->ignore_eos && is_end_token(generation, token_id)) {
             metrics->finish_reason = IMBREX_FINISH_REASON_EOS;
             return IMBREX_STATUS_OK;
         }

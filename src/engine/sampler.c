@@ -117,29 +117,27 @@ static int32_t keep_best(struct sampler_candidate *candidates, int32_t num_candi
     return num_kept;
 }
 
-static enum imbrex_status pick_argmax(const float *logits, const struct sampler *sampler,
-                                      const struct sampler_options *options, int32_t num_ids,
-                                      int32_t *token_id)
+static bool pick_argmax(const float *logits, const struct sampler *sampler,
+                        const struct sampler_options *options, int32_t num_ids, int32_t *token_id)
 {
     int32_t best_id = 0;
     float best_logit = -INFINITY;
     for (int32_t id = 0; id < num_ids; id++) {
-        if (!isfinite(logits[id])) {
-            return IMBREX_STATUS_INTERNAL;
-        }
         float logit = penalized_logit(sampler, options, logits, id);
+        if (!isfinite(logit)) {
+            return false;
+        }
         if (logit > best_logit) {
             best_logit = logit;
             best_id = id;
         }
     }
     *token_id = best_id;
-    return IMBREX_STATUS_OK;
+    return true;
 }
 
-enum imbrex_status sampler_pick(struct sampler *sampler, const struct sampler_options *options,
-                                const float *logits, int32_t num_ids, int64_t position,
-                                int32_t *token_id)
+bool sampler_pick(struct sampler *sampler, const struct sampler_options *options,
+                  const float *logits, int32_t num_ids, int64_t position, int32_t *token_id)
 {
     assert(num_ids >= 1 && num_ids <= sampler->vocab_size);
     if (options->temperature == 0.0f) {
@@ -149,12 +147,12 @@ enum imbrex_status sampler_pick(struct sampler *sampler, const struct sampler_op
     struct sampler_candidate *candidates = sampler->candidates;
     float max_logit = -INFINITY;
     for (int32_t id = 0; id < num_ids; id++) {
-        if (!isfinite(logits[id])) {
-            return IMBREX_STATUS_INTERNAL;
-        }
         candidates[id].token_id = id;
         candidates[id].probability = 0.0;
         candidates[id].logit = penalized_logit(sampler, options, logits, id);
+        if (!isfinite(candidates[id].logit)) {
+            return false;
+        }
         max_logit = fmaxf(max_logit, candidates[id].logit);
     }
 
@@ -196,5 +194,5 @@ enum imbrex_status sampler_pick(struct sampler *sampler, const struct sampler_op
         }
     }
     *token_id = picked;
-    return IMBREX_STATUS_OK;
+    return true;
 }

@@ -41,10 +41,9 @@ void sampler_note(struct sampler *sampler, int32_t token_id);
 
 /* Picks the token at `position` (index in the sequence, prompt counted).
  *   logits  [num_ids], num_ids <= vocab_size; ids beyond are never picked
- * INTERNAL if a logit is NaN or infinite. Allocates nothing. */
-enum imbrex_status sampler_pick(struct sampler *sampler, const struct sampler_options *options,
-                                const float *logits, int32_t num_ids, int64_t position,
-                                int32_t *token_id);
+ * False if a logit is NaN or infinite, or becomes so by the penalty. Allocates nothing. */
+bool sampler_pick(struct sampler *sampler, const struct sampler_options *options,
+                  const float *logits, int32_t num_ids, int64_t position, int32_t *token_id);
 
 /* Philox4x32-10: four random words for a 128-bit counter and a 64-bit key. A counter-based
  * generator needs no state and gives the same stream on every device.

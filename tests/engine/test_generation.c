@@ -217,6 +217,18 @@ static void test_refused_options(void **state)
             options.num_prompt_ids = 2;
             field = "prompt_ids[1]";
             break;
+        case 13:
+            options.temperature = 100.1f;
+            field = "temperature: expected a number in [0, 100], found 100.1";
+            break;
+        case 14:
+            options.repetition_penalty = 1e-40f;
+            field = "repetition_penalty: expected a number in [0.01, 100], found ";
+            break;
+        case 15:
+            options.repetition_penalty = 101.0f;
+            field = "repetition_penalty";
+            break;
         default:
             options.prompt_ids = negative;
             options.num_prompt_ids = 2;
@@ -253,6 +265,34 @@ static void test_end_token(void **state)
     assert_int_equal(ended.reason, IMBREX_FINISH_REASON_EOS);
     assert_int_equal(ended.num_tokens, 2);
     assert_int_equal(ignored.reason, IMBREX_FINISH_REASON_LENGTH);
+    assert_int_equal(ignored.num_tokens, 5);
+}
+
+/* Catches: end tokens of the caller that do not end, end one token late, are kept as a pointer
+ * only, or end although they should be ignored. */
+static void test_end_token_of_the_caller(void **state)
+{
+    struct fixture *fixture = *state;
+    struct record free_run = {0};
+    struct record ended = {0};
+    struct record ignored = {0};
+    struct imbrex_generation_options options = from_bos(fixture);
+    options.max_tokens = 5;
+    run(fixture, &options, &free_run);
+    int32_t end_ids[] = {511, free_run.token_ids[2]};
+    struct imbrex_generation *generation;
+    options.end_token_ids = end_ids;
+    options.num_end_token_ids = 2;
+    assert_int_equal(imbrex_generation_create(fixture->engine, &options, &generation, NULL),
+                     IMBREX_STATUS_OK);
+    end_ids[1] = 510;
+    assert_int_equal(imbrex_generation_run(generation, on_token, &ended, NULL), IMBREX_STATUS_OK);
+    imbrex_generation_destroy(generation);
+    assert_int_equal(ended.reason, IMBREX_FINISH_REASON_EOS);
+    assert_int_equal(ended.num_tokens, 3);
+    end_ids[1] = free_run.token_ids[2];
+    options.ignore_eos = true;
+    run(fixture, &options, &ignored);
     assert_int_equal(ignored.num_tokens, 5);
 }
 
@@ -379,9 +419,10 @@ static void test_non_finite_logits(void **state)
     assert_int_equal(imbrex_generation_create(fixture->engine, &options, &record.generation, NULL),
                      IMBREX_STATUS_OK);
     assert_int_equal(imbrex_generation_run(record.generation, on_token, &record, &err),
-                     IMBREX_STATUS_INTERNAL);
+                     IMBREX_STATUS_FORMAT);
     norm[0] = saved;
-    assert_non_null(strstr(err.message, "position 0 are not finite"));
+    assert_non_null(strstr(err.message, "the weights give logits that are not finite"));
+    assert_non_null(strstr(err.message, "position 0"));
     assert_int_equal(record.reason, IMBREX_FINISH_REASON_ERROR);
     assert_int_equal(record.num_tokens, 0);
     imbrex_generation_destroy(record.generation);
@@ -503,6 +544,34 @@ static void test_score(void **state)
     assert_non_null(strstr(err.message, "token_ids[7]"));
 }
 
+/* Catches: a logit of -infinity, which leaves the likelihood of every other id finite. The sign of
+ * the hidden state is not known, so one of the two makes it. */
+static void test_score_non_finite(void **state)
+{
+    struct fixture *fixture = *state;
+    const int32_t ids[] = {BOS, 403};
+    const uint16_t infinities[] = {0x7c00, 0xfc00};
+    const struct model_config *config = &fixture->model->config;
+    struct weight_view *lm_head = &fixture->model->weights.lm_head, saved = *lm_head;
+    size_t num_bytes = (size_t)config->vocab_size * (size_t)config->hidden_size * sizeof(uint16_t);
+    uint16_t *elements = malloc(num_bytes);
+    assert_non_null(elements);
+    assert_int_equal(saved.dtype, DTYPE_F16);
+    for (int i = 0; i < 2; i++) {
+        struct imbrex_error err;
+        double nll;
+        memcpy(elements, saved.elements, num_bytes);
+        elements[9 * config->hidden_size] = infinities[i];
+        lm_head->elements = elements;
+        enum imbrex_status status = imbrex_engine_score(fixture->engine, ids, 2, &nll, &err);
+        *lm_head = saved;
+        assert_int_equal(status, IMBREX_STATUS_FORMAT);
+        assert_non_null(strstr(err.message, "the weights give logits that are not finite"));
+        assert_non_null(strstr(err.message, "position 0"));
+    }
+    free(elements);
+}
+
 int run_generation_tests(void)
 {
     const struct CMUnitTest tests[] = {
@@ -511,6 +580,7 @@ int run_generation_tests(void)
         cmocka_unit_test(test_prompt_too_long),
         cmocka_unit_test(test_refused_options),
         cmocka_unit_test(test_end_token),
+        cmocka_unit_test(test_end_token_of_the_caller),
         cmocka_unit_test(test_stop_string),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_cancel_from_another_thread),
@@ -520,6 +590,7 @@ int run_generation_tests(void)
         cmocka_unit_test(test_continuation_keeps_its_space),
         cmocka_unit_test(test_engine_options),
         cmocka_unit_test(test_score),
+        cmocka_unit_test(test_score_non_finite),
     };
     return cmocka_run_group_tests_name("generation", tests, set_up, tear_down);
 }

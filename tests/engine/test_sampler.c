@@ -46,8 +46,7 @@ static int32_t pick(struct sampler *sampler, const struct sampler_options *optio
                     const float *logits, int64_t position)
 {
     int32_t token_id = -1;
-    assert_int_equal(sampler_pick(sampler, options, logits, VOCAB, position, &token_id),
-                     IMBREX_STATUS_OK);
+    assert_true(sampler_pick(sampler, options, logits, VOCAB, position, &token_id));
     assert_in_range(token_id, 0, VOCAB - 1);
     return token_id;
 }
@@ -270,13 +269,24 @@ static void test_non_finite(void **state)
                 int32_t token_id = -7;
                 struct sampler_options options = plain(temperatures[k]);
                 logits[places[j]] = bad[i];
-                assert_int_equal(
-                    sampler_pick(&fixture->sampler, &options, logits, VOCAB, 0, &token_id),
-                    IMBREX_STATUS_INTERNAL);
+                assert_false(
+                    sampler_pick(&fixture->sampler, &options, logits, VOCAB, 0, &token_id));
                 assert_int_equal(token_id, -7);
             }
         }
     }
+    /* Finite, but not under the penalty. */
+    sampler_note(&fixture->sampler, 31);
+    for (int32_t k = 0; k < 4; k++) {
+        float logits[VOCAB] = {0};
+        int32_t token_id = -7;
+        struct sampler_options options = plain(temperatures[k % 2]);
+        options.repetition_penalty = k < 2 ? 0.01f : 100.0f;
+        logits[31] = k < 2 ? 1e38f : -1e38f;
+        assert_false(sampler_pick(&fixture->sampler, &options, logits, VOCAB, 0, &token_id));
+        assert_int_equal(token_id, -7);
+    }
+    sampler_reset(&fixture->sampler);
 }
 
 /* Catches: an id beyond num_ids that is picked although it has the best logit. */
@@ -291,8 +301,7 @@ static void test_masks_ids_beyond_the_tokenizer(void **state)
     for (int32_t i = 0; i < 2; i++) {
         struct sampler_options options = plain(temperatures[i]);
         int32_t token_id;
-        assert_int_equal(sampler_pick(&fixture->sampler, &options, logits, 20, 0, &token_id),
-                         IMBREX_STATUS_OK);
+        assert_true(sampler_pick(&fixture->sampler, &options, logits, 20, 0, &token_id));
         assert_int_equal(token_id, 10);
     }
 }

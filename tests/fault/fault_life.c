@@ -38,6 +38,23 @@ static bool on_token(void *user, const struct imbrex_token_event *event)
     return true;
 }
 
+static enum imbrex_status hold_conversation(const struct imbrex_model *model)
+{
+    struct imbrex_error err;
+    struct imbrex_chat_options options = imbrex_chat_options_default();
+    int32_t *token_ids = NULL, end_id;
+    size_t num_tokens = 0, text_bytes;
+    char *text = NULL;
+    options.chat_template = "llama3";
+    enum imbrex_status status =
+        imbrex_chat_tokenize(model, "[{\"role\": \"user\", \"content\": \"Hello\"}]", &options,
+                             &token_ids, &num_tokens, &text, &text_bytes, &err);
+    imbrex_free(token_ids);
+    imbrex_free(text);
+    return status == IMBREX_STATUS_OK ? imbrex_chat_end_token(model, &options, &end_id, &err)
+                                      : status;
+}
+
 static enum imbrex_status generate(struct imbrex_model *model, struct imbrex_engine *engine,
                                    struct record *record)
 {
@@ -52,6 +69,10 @@ static enum imbrex_status generate(struct imbrex_model *model, struct imbrex_eng
     enum imbrex_status status;
 
     *record = (struct record){0};
+    status = hold_conversation(model);
+    if (status != IMBREX_STATUS_OK) {
+        return status;
+    }
     status = imbrex_tokenize(imbrex_model_tokenizer(model), "", 0, IMBREX_TOKENIZE_ADD_SPECIAL,
                              &prompt_ids, &num_prompt_ids, &err);
     if (status != IMBREX_STATUS_OK) {

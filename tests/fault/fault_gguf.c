@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing a GGUF file and opening it, with every single request for memory, threads and files
+ * refused in turn: the right status, nothing leaked, no file left. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "fault.h"
+#include "imbrex.h"
+
+#define OUT_PATH TEST_BUILD_DIR "/fault.gguf"
+
+static bool exists(const char *path)
+{
+    struct stat status;
+    return stat(path, &status) == 0;
+}
+
+/* Writes the built-in model, writes what came out once more, and opens that. */
+static enum imbrex_status live(void)
+{
+    static const char *const models[] = {"models/stories260K", OUT_PATH, OUT_PATH,
+                                         "random:qwen2.5-0.5b"};
+    struct imbrex_quantize_options options = imbrex_quantize_options_default();
+    enum imbrex_status status = IMBREX_STATUS_OK;
+    options.path = OUT_PATH;
+    options.overwrite = true;
+    options.num_threads = 2;
+    for (size_t i = 0; i < sizeof(models) / sizeof(models[0]) && status == IMBREX_STATUS_OK; i++) {
+        struct imbrex_error err = {0};
+        struct imbrex_model *model = NULL;
+        status = imbrex_model_open(models[i], NULL, &model, &err);
+        if (status == IMBREX_STATUS_OK && i < 2) {
+            status = imbrex_quantize(model, &options, NULL, &err);
+        }
+        /* Whoever fails says so in one line. */
+        assert_true(status == IMBREX_STATUS_OK || strlen(err.message) > 0);
+        imbrex_model_close(model);
+    }
+    return status;
+}
+
+static int64_t fail_each(enum fault_kind kind, bool is_lasting, enum imbrex_status expected)
+{
+    int64_t num_failed = 0;
+    for (;;) {
+        int64_t num_live = fault_num_live();
+        (void)unlink(OUT_PATH);
+        fault_arm(kind, num_failed + 1, is_lasting);
+        enum imbrex_status status = live();
+        bool has_failed = fault_disarm();
+        if (fault_num_live() != num_live) {
+            fail_msg("call %ld failing: %ld allocations leaked", (long)num_failed + 1,
+                     (long)(fault_num_live() - num_live));
+        }
+        assert_false(exists(OUT_PATH ".partial"));
+        if (!has_failed) {
+            assert_int_equal(status, IMBREX_STATUS_OK);
+            assert_true(exists(OUT_PATH));
+            (void)unlink(OUT_PATH);
+            return num_failed;
+        }
+        if (status != expected) {
+            fail_msg("call %ld failing: expected %s, found %s", (long)num_failed + 1,
+                     imbrex_status_name(expected), imbrex_status_name(status));
+        }
+        num_failed++;
+    }
+}
+
+/* Catches: an unchecked allocation (crash), a leak on a failure path, a wrong status, a partial
+ * file that stays. */
+static void test_each_allocation(void **state)
+{
+    (void)state;
+    int64_t num_failed = fail_each(FAULT_MEMORY, false, IMBREX_STATUS_OUT_OF_MEMORY);
+    print_message("%ld allocations failed one by one\n", (long)num_failed);
+    assert_true(num_failed > 60);
+}
+
+/* Catches: an unchecked open or read. */
+static void test_each_file_call(void **state)
+{
+    (void)state;
+    assert_true(fail_each(FAULT_FILE, false, IMBREX_STATUS_IO) >= 8);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_allocation),
+        cmocka_unit_test(test_each_file_call),
+    };
+    return cmocka_run_group_tests_name("fault_gguf", tests, NULL, NULL);
+}
