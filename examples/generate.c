@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The whole public API in one program: generate [PROMPT [MODEL_FOLDER]] */
+/* Opens a model and writes a prompt and its continuation: generate [PROMPT [MODEL]] */
 #include <imbrex.h>
 #include <stdio.h>
 #include <string.h>

@@ -25,11 +25,14 @@ struct command {
     struct option_table options;
     const void *defaults;  /* [settings_bytes] values before parsing */
     size_t settings_bytes; /* size of the struct that the option offsets point into */
+    /* Where in the settings a second operand goes, a const char *; NULL: there is none. */
+    const size_t *second_operand;
     /* `model` is the operand, NULL if omitted. Returns an exit code. */
     int (*run)(const void *settings, const char *model);
 };
 
-extern const struct command command_run, command_inspect, command_tokenize, command_perplexity;
+extern const struct command command_run, command_chat, command_inspect, command_tokenize,
+    command_perplexity, command_quantize;
 
 /* The name under which the library knows the model that is used when MODEL is omitted. */
 #define BUILTIN_MODEL "builtin:stories260K"

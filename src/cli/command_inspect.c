@@ -48,6 +48,13 @@ struct inspection {
     int32_t num_tensors;
 };
 
+#define MAX_TYPES 48 /* more than there are */
+struct type_count {
+    const char *name;
+    int32_t num_tensors;
+    size_t num_bytes;
+};
+
 static const struct {
     enum imbrex_generation_field field;
     const char *name;
@@ -133,11 +140,18 @@ static void print_end_tokens(const struct inspection *inspection)
 
 static void print_sampling(const struct imbrex_generation_options *sampling)
 {
-    bool any = sampling->temperature == 0;
+    bool is_default = sampling->temperature > 0 &&
+                      (sampling->from_checkpoint & (unsigned)IMBREX_GENERATION_TEMPERATURE) == 0;
+    bool any = sampling->temperature == 0 || is_default;
     bool from_checkpoint = false;
 
     print_label("sampling");
-    output_printf("%s", any ? "the most likely token" : "");
+    if (is_default) {
+        output_printf("temperature %g (default)",
+                      sampling_value(sampling, IMBREX_GENERATION_TEMPERATURE));
+    } else if (any) {
+        output_printf("the most likely token");
+    }
     for (size_t i = 0; i < NUM_SAMPLING_FIELDS; i++) {
         if ((sampling->from_checkpoint & (unsigned)sampling_fields[i].field) != 0) {
             output_printf("%s%s %g", any ? ", " : "", sampling_fields[i].name,
@@ -149,11 +163,53 @@ static void print_sampling(const struct imbrex_generation_options *sampling)
     output_printf(from_checkpoint ? " (from generation_config.json)\n" : "\n");
 }
 
+/* Types in the order in which they are first met, with their number of tensors and bytes. */
+static int32_t count_types(const struct inspection *inspection, struct type_count *counts)
+{
+    int32_t num_types = 0;
+
+    for (int32_t i = 0; i < inspection->num_tensors; i++) {
+        const struct imbrex_tensor_info *tensor = &inspection->tensors[i];
+        int32_t idx = 0;
+        while (idx < num_types && strcmp(counts[idx].name, tensor->dtype) != 0) {
+            idx++;
+        }
+        if (idx == MAX_TYPES) {
+            continue;
+        }
+        if (idx == num_types) {
+            counts[num_types++] = (struct type_count){.name = tensor->dtype};
+        }
+        counts[idx].num_tensors++;
+        counts[idx].num_bytes += tensor->num_bytes;
+    }
+    return num_types;
+}
+
+static void print_types(const struct inspection *inspection)
+{
+    struct type_count counts[MAX_TYPES];
+    int32_t num_types = count_types(inspection, counts);
+    char size[SIZE_TEXT_BYTES];
+
+    for (int32_t i = 0; i < num_types; i++) {
+        print_label(i == 0 ? "types" : "");
+        output_printf("%s: %" PRId32 " tensors, %s\n", counts[i].name, counts[i].num_tensors,
+                      output_format_size(size, counts[i].num_bytes));
+    }
+}
+
 static void print_model(const struct inspection *inspection)
 {
     const struct imbrex_model_info *model = &inspection->description;
 
     print_string("model", model->path);
+    print_label("format");
+    output_printf("%s", model->format);
+    if (model->file_type != NULL) {
+        output_printf(", file type %s", model->file_type);
+    }
+    output_printf("\n");
     print_string("architecture", model->architecture);
     print_label("layers");
     output_printf("%" PRId32 "\n", model->num_layers);
@@ -164,8 +220,16 @@ static void print_model(const struct inspection *inspection)
     output_printf("%" PRId32 ", of keys and values %" PRId32 ", of %" PRId32 " dimensions each\n",
                   model->num_heads, model->num_kv_heads, model->head_dim);
     print_label("positions");
-    output_printf("%" PRId32 ", rope theta %g\n", model->max_position_embeddings,
-                  model->rope_theta);
+    output_printf("%" PRId32 ", rope theta %g", model->max_position_embeddings, model->rope_theta);
+    if (strcmp(model->rope_scaling, "default") != 0) {
+        output_printf(", rope scaling %s by %g", model->rope_scaling, model->rope_scaling_factor);
+    }
+    output_printf("\n");
+    if (model->num_sliding_layers > 0) {
+        print_label("window");
+        output_printf("%" PRId32 " positions in %" PRId32 " layers\n", model->sliding_window,
+                      model->num_sliding_layers);
+    }
     print_label("norm epsilon");
     output_printf("%g\n", model->rms_norm_eps);
     print_label("vocabulary");
@@ -174,7 +238,7 @@ static void print_model(const struct inspection *inspection)
         output_printf(", %" PRId32 " tokens in the tokenizer\n",
                       imbrex_tokenizer_vocab_size(inspection->tokenizer));
     } else {
-        output_printf(", no tokenizer.json\n");
+        output_printf(", no tokenizer\n");
     }
     print_end_tokens(inspection);
     print_label("output matrix");
@@ -184,6 +248,7 @@ static void print_model(const struct inspection *inspection)
     output_printf("%" PRId64 "\n", model->num_parameters);
     print_label("tensors");
     output_printf("%" PRId32 "\n", inspection->num_tensors);
+    print_types(inspection);
     print_size("weights", model->weight_bytes, "");
     print_size("KV per token", model->kv_bytes_per_token, "");
     print_sampling(&inspection->sampling);
@@ -329,6 +394,23 @@ static json_t *json_tensor(const struct imbrex_tensor_info *tensor)
                      json_path(tensor->file));
 }
 
+static json_t *json_types(const struct inspection *inspection)
+{
+    struct type_count counts[MAX_TYPES];
+    int32_t num_types = count_types(inspection, counts);
+    json_t *types = json_object();
+
+    for (int32_t i = 0; i < num_types; i++) {
+        json_t *count = json_pack("{s:i, s:o}", "tensors", (int)counts[i].num_tensors, "bytes",
+                                  json_size(counts[i].num_bytes));
+        if (json_object_set_new(types, counts[i].name, count) != 0) {
+            json_decref(types);
+            return NULL;
+        }
+    }
+    return types;
+}
+
 static json_t *json_tensors(const struct inspection *inspection)
 {
     json_t *tensors = json_array();
@@ -344,13 +426,15 @@ static json_t *json_tensors(const struct inspection *inspection)
 
 static json_t *json_config(const struct imbrex_model_info *model)
 {
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f}", "hidden_size",
-                     (int)model->hidden_size, "intermediate_size", (int)model->intermediate_size,
-                     "num_layers", (int)model->num_layers, "num_heads", (int)model->num_heads,
-                     "num_kv_heads", (int)model->num_kv_heads, "head_dim", (int)model->head_dim,
-                     "vocab_size", (int)model->vocab_size, "max_position_embeddings",
-                     (int)model->max_position_embeddings, "rope_theta", model->rope_theta,
-                     "rms_norm_eps", model->rms_norm_eps);
+    return json_pack(
+        "{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:s, s:f, s:i, s:i}", "hidden_size",
+        (int)model->hidden_size, "intermediate_size", (int)model->intermediate_size, "num_layers",
+        (int)model->num_layers, "num_heads", (int)model->num_heads, "num_kv_heads",
+        (int)model->num_kv_heads, "head_dim", (int)model->head_dim, "vocab_size",
+        (int)model->vocab_size, "max_position_embeddings", (int)model->max_position_embeddings,
+        "rope_theta", model->rope_theta, "rms_norm_eps", model->rms_norm_eps, "rope_scaling",
+        model->rope_scaling, "rope_scaling_factor", model->rope_scaling_factor, "sliding_window",
+        (int)model->sliding_window, "num_sliding_layers", (int)model->num_sliding_layers);
 }
 
 static int print_json(const struct inspection *inspection)
@@ -360,13 +444,15 @@ static int print_json(const struct inspection *inspection)
                              ? json_integer(imbrex_tokenizer_vocab_size(inspection->tokenizer))
                              : json_null();
     json_t *root = json_pack(
-        "{s:o, s:s, s:o, s:o, s:b, s:s, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
-        json_path(model->path), "architecture", model->architecture, "config", json_config(model),
-        "tokenizer_vocab_size", vocab_size, "tied", (int)model->tied, "tied_reason",
-        model->tied_reason, "parameters", (json_int_t)model->num_parameters, "weight_bytes",
-        json_size(model->weight_bytes), "kv_bytes_per_token", json_size(model->kv_bytes_per_token),
-        "end_tokens", json_end_tokens(inspection), "sampling", json_sampling(&inspection->sampling),
-        "memory_plan", json_plan(&inspection->plan), "tensors", json_tensors(inspection));
+        "{s:o, s:s, s:s?, s:o, s:s, s:o, s:o, s:b, s:s, s:I, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "model", json_path(model->path), "format", model->format, "file_type", model->file_type,
+        "types", json_types(inspection), "architecture", model->architecture, "config",
+        json_config(model), "tokenizer_vocab_size", vocab_size, "tied", (int)model->tied,
+        "tied_reason", model->tied_reason, "parameters", (json_int_t)model->num_parameters,
+        "weight_bytes", json_size(model->weight_bytes), "kv_bytes_per_token",
+        json_size(model->kv_bytes_per_token), "end_tokens", json_end_tokens(inspection), "sampling",
+        json_sampling(&inspection->sampling), "memory_plan", json_plan(&inspection->plan),
+        "tensors", json_tensors(inspection));
     /* json_pack fails only for want of memory: what it packs is made above. */
     char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(15)) : NULL;
 
@@ -456,7 +542,8 @@ const struct command command_inspect = {
     .summary = "show what a model holds and the memory it needs",
     .description =
         "Shows a model's architecture, sizes, tensors and sampling defaults, and the memory that "
-        "running it takes. MODEL is a Hugging Face folder; without it the built-in model is "
+        "running it takes. MODEL is a Hugging Face folder, a GGUF file or \"random:SHAPE\"; "
+        "without it the built-in model is "
         "shown.",
     .examples = "  imbrex inspect\n"
                 "  imbrex inspect Qwen2.5-0.5B --ctx-size 32768\n"

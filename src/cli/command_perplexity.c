@@ -5,12 +5,12 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "cli/command.h"
 #include "cli/engine_settings.h"
 #include "cli/input.h"
 #include "cli/output.h"
+#include "cli/score.h"
 #include "cli/signals.h"
 #include "imbrex.h"
 
@@ -23,7 +23,7 @@ struct perplexity_settings {
 
 static const struct perplexity_settings perplexity_defaults = {
     .engine = ENGINE_SETTINGS_DEFAULT,
-    .window = {.value = 512},
+    .window = {.value = SCORE_DEFAULT_WINDOW},
 };
 
 static const struct option_spec perplexity_options[] = {
@@ -48,7 +48,7 @@ static const struct option_spec perplexity_options[] = {
      .help = "tokens scored together, at most what the model was made for; the last window may be "
              "shorter",
      .min = 2,
-     .max = INT32_MAX,
+     .max = MAX_CONTEXT_TOKENS,
      .offset = offsetof(struct perplexity_settings, window)},
     {.long_name = "json",
      .type = OPTION_TYPE_FLAG,
@@ -66,8 +66,7 @@ struct perplexity_state {
     struct imbrex_model_info description;
     struct imbrex_engine *engine;
     int64_t window; /* tokens */
-    double nll_sum;
-    size_t num_scored;
+    struct score score;
 };
 
 static int open_model(struct perplexity_state *state, const char *model)
@@ -105,7 +104,7 @@ static int tokenize_file(const struct perplexity_state *state, const char *path,
     size_t num_bytes;
 
     if (tokenizer == NULL) {
-        output_error("%s: expected a tokenizer.json, found none; --ids needs none",
+        output_error("%s: expected a model with a tokenizer, found none; --ids needs none",
                      state->model_name);
         return EXIT_CODE_INPUT;
     }
@@ -135,53 +134,17 @@ static int create_engine(struct perplexity_state *state)
     return engine_settings_check(&state->settings->engine, &plan);
 }
 
-static int score_windows(struct perplexity_state *state, const int32_t *token_ids,
-                         size_t num_tokens)
-{
-    struct imbrex_error err = {0};
-    size_t window = (size_t)state->window;
-    bool progress = isatty(STDERR_FILENO) == 1;
-    double *nll = malloc((window < num_tokens ? window : num_tokens) * sizeof(*nll));
-
-    if (nll == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
-    }
-    for (size_t begin = 0; num_tokens - begin >= 2;) {
-        size_t count = num_tokens - begin < window ? num_tokens - begin : window;
-        if (imbrex_engine_score(state->engine, token_ids + begin, (int32_t)count, nll, &err) !=
-            IMBREX_STATUS_OK) {
-            free(nll);
-            return output_library_error(&err);
-        }
-        for (size_t i = 0; i + 1 < count; i++) {
-            state->nll_sum += nll[i];
-        }
-        state->num_scored += count - 1;
-        begin += count;
-        if (progress) {
-            fprintf(stderr, "\r%zu of %zu tokens, nll %.4f ", begin, num_tokens,
-                    state->nll_sum / (double)state->num_scored);
-        }
-    }
-    if (progress) {
-        fprintf(stderr, "\r\033[K");
-    }
-    free(nll);
-    return EXIT_CODE_OK;
-}
-
 static void print_result(const struct perplexity_state *state)
 {
-    double nll = state->nll_sum / (double)state->num_scored;
+    double nll = state->score.nll_sum / (double)state->score.num_scored;
 
     if (state->settings->json) {
         output_printf("{\"nll\": %.9g, \"perplexity\": %.9g, \"tokens\": %zu}\n", nll, exp(nll),
-                      state->num_scored);
+                      state->score.num_scored);
     } else {
         output_printf("nll %.6f per token, perplexity %.4f, %zu tokens scored in windows of "
                       "%" PRId64 "\n",
-                      nll, exp(nll), state->num_scored, state->window);
+                      nll, exp(nll), state->score.num_scored, state->window);
     }
 }
 
@@ -203,7 +166,8 @@ static int score_input(struct perplexity_state *state, const char *path)
         exit_code = create_engine(state);
     }
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = score_windows(state, token_ids, num_tokens);
+        exit_code = score_windows(state->engine, token_ids, num_tokens, (size_t)state->window,
+                                  &state->score);
     }
     if (exit_code == EXIT_CODE_OK) {
         print_result(state);
@@ -243,8 +207,8 @@ const struct command command_perplexity = {
     .description =
         "Prints the mean negative log-likelihood (nll, natural logarithm) of a text's tokens and "
         "its exponential, the perplexity. The tokens are cut into windows; each is scored alone, "
-        "from its second token on. MODEL is a Hugging Face folder; without it the built-in model "
-        "is used.",
+        "from its second token on. MODEL is a Hugging Face folder, a GGUF file or, with --ids, "
+        "random:SHAPE; without it the built-in model is used.",
     .examples = "  imbrex perplexity Qwen2.5-0.5B --text book.txt\n"
                 "  imbrex perplexity Qwen2.5-0.5B --ids ids.json --window 1024 --json\n",
     .options = {perplexity_options, sizeof(perplexity_options) / sizeof(perplexity_options[0])},

@@ -8,14 +8,16 @@
 #include <jansson.h>
 
 #include "cli/command.h"
+#include "cli/conversation.h"
 #include "cli/input.h"
 #include "cli/output.h"
+#include "cli/session.h"
 #include "cli/signals.h"
 #include "imbrex.h"
 
 struct tokenize_settings {
-    const char *text, *file, *jsonl;
-    bool json, no_special, no_parse_special;
+    const char *text, *file, *jsonl, *chat, *tools, *chat_template;
+    bool json, no_special, no_parse_special, no_generation_prompt;
 };
 
 static const struct tokenize_settings tokenize_defaults = {0};
@@ -41,10 +43,30 @@ static const struct option_spec tokenize_options[] = {
      .help = "many texts: on each line a JSON object whose \"text\" is a string; gives a JSON "
              "array of ids for each line, as soon as it is read; - is standard input",
      .offset = offsetof(struct tokenize_settings, jsonl)},
+    {.long_name = "chat",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "Input (one of these)",
+     .help = "a conversation, put into the model's chat template: a JSON array of messages such as "
+             "{\"role\": \"user\", \"content\": \"Hello\"}; - is standard input",
+     .offset = offsetof(struct tokenize_settings, chat)},
+    {.long_name = "tools",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "Chat",
+     .help = "a JSON array of tools for the template",
+     .offset = offsetof(struct tokenize_settings, tools)},
+    {.long_name = "no-generation-prompt",
+     .type = OPTION_TYPE_FLAG,
+     .group = "Chat",
+     .help = "do not end with the begin of a reply",
+     .offset = offsetof(struct tokenize_settings, no_generation_prompt)},
+    CONVERSATION_OPTION_TEMPLATE(struct tokenize_settings, "Chat", chat_template),
     {.long_name = "json",
      .type = OPTION_TYPE_FLAG,
      .group = "Output",
-     .help = "print a JSON array of ids instead of a line for each token",
+     .help = "print a JSON array of ids instead of a line for each token; of a conversation an "
+             "object with its \"text\" and its \"ids\"",
      .offset = offsetof(struct tokenize_settings, json)},
     {.long_name = "no-special",
      .type = OPTION_TYPE_FLAG,
@@ -88,7 +110,7 @@ static void print_json_ids(const int32_t *token_ids, size_t num_tokens)
     for (size_t i = 0; i < num_tokens; i++) {
         output_printf("%s%" PRId32, i == 0 ? "" : ", ", token_ids[i]);
     }
-    output_printf("]\n");
+    output_printf("]");
 }
 
 static void print_tokens(const struct imbrex_tokenizer *tokenizer, const int32_t *token_ids,
@@ -117,6 +139,7 @@ static int tokenize_text(const struct tokenize_state *state, const char *text, s
     }
     if (state->settings->json) {
         print_json_ids(token_ids, num_tokens);
+        output_printf("\n");
     } else {
         print_tokens(state->tokenizer, token_ids, num_tokens);
     }
@@ -176,9 +199,83 @@ static int tokenize_json_line(void *user, const char *line, size_t num_bytes, si
         return exit_code;
     }
     print_json_ids(token_ids, num_tokens);
+    output_printf("\n");
     imbrex_free(token_ids);
     /* Whoever feeds us through a pipe may wait for this line; and output nobody reads ends us. */
     return output_flush() ? EXIT_CODE_OK : EXIT_CODE_FAILURE;
+}
+
+/* ---- conversations -------------------------------------------------------------------------- */
+
+static int print_json_chat(const char *text, size_t text_bytes, const int32_t *token_ids,
+                           size_t num_tokens)
+{
+    json_t *string = json_stringn(text, text_bytes);
+    char *quoted = string != NULL ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
+
+    json_decref(string);
+    if (quoted == NULL) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
+    output_printf("{\"text\": %s, \"ids\": ", quoted);
+    print_json_ids(token_ids, num_tokens);
+    output_printf("}\n");
+    free(quoted);
+    return EXIT_CODE_OK;
+}
+
+static int print_chat(const struct tokenize_settings *settings, const struct imbrex_model *model,
+                      const char *messages, const struct imbrex_chat_options *options)
+{
+    struct imbrex_error err = {0};
+    int32_t *token_ids;
+    size_t num_tokens, text_bytes;
+    char *text;
+    int exit_code = EXIT_CODE_OK;
+
+    if (imbrex_chat_tokenize(model, messages, options, &token_ids, &num_tokens, &text, &text_bytes,
+                             &err) != IMBREX_STATUS_OK) {
+        return output_library_error(&err);
+    }
+    if (settings->json) {
+        exit_code = print_json_chat(text, text_bytes, token_ids, num_tokens);
+    } else {
+        print_tokens(imbrex_model_tokenizer(model), token_ids, num_tokens);
+    }
+    imbrex_free(token_ids);
+    imbrex_free(text);
+    return exit_code;
+}
+
+/* A chat template belongs to a model, so the whole model is opened. */
+static int tokenize_chat(const struct tokenize_settings *settings, const char *model)
+{
+    struct session session = {0};
+    struct conversation conversation = {0};
+    char *messages = NULL, *tools = NULL;
+    size_t num_bytes;
+    int exit_code = input_read_text(settings->chat, &messages, &num_bytes);
+
+    if (exit_code == EXIT_CODE_OK && settings->tools != NULL) {
+        exit_code = input_read_text(settings->tools, &tools, &num_bytes);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = session_open_model(&session, model);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = conversation_open(&conversation, session.model, settings->chat_template);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        conversation.options.tools_json = tools;
+        conversation.options.add_generation_prompt = !settings->no_generation_prompt;
+        exit_code = print_chat(settings, session.model, messages, &conversation.options);
+    }
+    conversation_close(&conversation);
+    session_close(&session);
+    free(tools);
+    free(messages);
+    return exit_code;
 }
 
 static int run(const void *settings, const char *model)
@@ -187,11 +284,20 @@ static int run(const void *settings, const char *model)
     struct imbrex_error err = {0};
     int exit_code;
     int num_inputs = (state.settings->text != NULL) + (state.settings->file != NULL) +
-                     (state.settings->jsonl != NULL);
+                     (state.settings->jsonl != NULL) + (state.settings->chat != NULL);
 
     if (num_inputs != 1) {
-        output_error("tokenize: expected one of --text, --file and --jsonl, found %s",
+        output_error("tokenize: expected one of --text, --file, --jsonl and --chat, found %s",
                      num_inputs == 0 ? "none" : "several");
+        return EXIT_CODE_INPUT;
+    }
+    if (state.settings->chat != NULL) {
+        return tokenize_chat(state.settings, model);
+    }
+    if (state.settings->tools != NULL || state.settings->chat_template != NULL ||
+        state.settings->no_generation_prompt) {
+        output_error("tokenize: expected --chat with --tools, --chat-template and "
+                     "--no-generation-prompt, found none");
         return EXIT_CODE_INPUT;
     }
     if (imbrex_tokenizer_open(model_display_name(model), &state.tokenizer, &err) !=
@@ -211,12 +317,12 @@ static int run(const void *settings, const char *model)
 
 const struct command command_tokenize = {
     .name = "tokenize",
-    .synopsis = "[MODEL] (--text T | --file F | --jsonl F) [options]",
-    .summary = "show the tokens of a text",
+    .synopsis = "[MODEL] (--text | --file | --jsonl | --chat) [options]",
+    .summary = "show the tokens of a text or a conversation",
     .description =
         "Prints the tokens of a text: id and bytes of each, then their number. MODEL is a Hugging "
-        "Face folder of which only tokenizer.json is read, or such a file; without it the "
-        "built-in model's tokenizer is used.",
+        "Face folder of which only tokenizer.json is read, such a file or a GGUF file; without it "
+        "the built-in model's tokenizer is used. --chat reads the model's chat template, too.",
     .examples = "  imbrex tokenize --text \"Once upon a time\"\n"
                 "  imbrex tokenize Qwen2.5-0.5B --file notes.txt --json\n"
                 "  imbrex tokenize Qwen2.5-0.5B --jsonl texts.jsonl > ids.jsonl\n",

@@ -17,6 +17,8 @@ struct engine_settings {
         .cpu = {.value = IMBREX_CPU_ALL } \
     }
 
+#define MAX_CONTEXT_TOKENS 16777216 /* what the library takes */
+
 extern const struct option_choice engine_cpu_choices[];
 
 /* Lines of an option table, for a settings struct that has a struct engine_settings `engine`. */
@@ -51,8 +53,8 @@ extern const struct option_choice engine_cpu_choices[];
      .group = "Engine",                                                \
      .help = "context: tokens of prompt and continuation together",    \
      .default_text = default_size,                                     \
-     .min = 1,                                                         \
-     .max = INT32_MAX,                                                 \
+     .min = 2,                                                         \
+     .max = MAX_CONTEXT_TOKENS,                                        \
      .offset = offsetof(settings, engine.ctx_size)}
 /* clang-format on */
 

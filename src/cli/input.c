@@ -90,6 +90,19 @@ int input_read_file(const char *path, char **bytes, size_t *num_bytes)
     return exit_code;
 }
 
+int input_read_text(const char *path, char **text, size_t *num_bytes)
+{
+    int exit_code = input_read_file(path, text, num_bytes);
+
+    if (exit_code == EXIT_CODE_OK && strlen(*text) != *num_bytes) {
+        output_error("%s: expected a text, found a NUL byte", input_display_name(path));
+        free(*text);
+        *text = NULL;
+        exit_code = EXIT_CODE_INPUT;
+    }
+    return exit_code;
+}
+
 /* What a JSON value is called in messages. */
 static const char *json_type_name(const json_t *value)
 {

@@ -13,6 +13,9 @@ const char *input_display_name(const char *path);
 /* A whole file: *bytes is [*num_bytes] plus a NUL, freed by the caller with free(). */
 int input_read_file(const char *path, char **bytes, size_t *num_bytes);
 
+/* The same for a text, in which NUL bytes are refused. */
+int input_read_text(const char *path, char **text, size_t *num_bytes);
+
 /* A JSON array of token ids, each in [0, vocab_size): *token_ids is [*num_tokens], freed by the
  * caller with free(). */
 int input_read_ids(const char *path, int32_t vocab_size, int32_t **token_ids, size_t *num_tokens);

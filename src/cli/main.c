@@ -12,10 +12,8 @@
 #include "imbrex.h"
 
 static const struct command *const commands[] = {
-    &command_run,
-    &command_inspect,
-    &command_tokenize,
-    &command_perplexity,
+    &command_run,      &command_chat,       &command_inspect,
+    &command_tokenize, &command_perplexity, &command_quantize,
 };
 #define NUM_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
@@ -23,7 +21,8 @@ static void print_overview(void)
 {
     output_printf("Usage: imbrex COMMAND [MODEL] [options]\n\n"
                   "Runs large language models. MODEL is a Hugging Face folder (config.json,\n"
-                  "*.safetensors, tokenizer.json); without it the small built-in model is used.\n\n"
+                  "*.safetensors, tokenizer.json) or a GGUF file; without it the small built-in\n"
+                  "model is used.\n\n"
                   "Commands:\n");
     for (size_t i = 0; i < NUM_COMMANDS; i++) {
         output_printf("  %-14s%s\n", commands[i]->name, commands[i]->summary);
@@ -67,8 +66,17 @@ static const struct command *find_command(const char *name)
     return NULL;
 }
 
+static int report_extra_word(const char *word, const char *before)
+{
+    output_error("unexpected argument \"%s\" after %s; see imbrex --help", word, before);
+    return EXIT_CODE_INPUT;
+}
+
 static int help_main(int argc, char **argv)
 {
+    if (argc > 2) {
+        return report_extra_word(argv[2], argv[1]);
+    }
     if (argc < 2 || strcmp(argv[1], "help") == 0) {
         print_overview();
         return EXIT_CODE_OK;
@@ -83,16 +91,23 @@ static int help_main(int argc, char **argv)
 
 /* Runs a command on parsed settings. argv[first_operand, argc) are the operands. */
 static int run_operands(const struct command *command, int argc, char **argv, int first_operand,
-                        const void *settings)
+                        void *settings)
 {
     const char *model = first_operand < argc ? argv[first_operand] : NULL;
+    int max_operands = command->second_operand != NULL ? 2 : 1;
 
-    if (first_operand + 1 < argc) {
-        output_error("%s: unexpected argument \"%s\" after MODEL; see imbrex %s --help",
-                     command->name, argv[first_operand + 1], command->name);
+    if (max_operands == 2 && first_operand + 1 < argc) {
+        const char **target =
+            (const char **)(void *)((unsigned char *)settings + *command->second_operand);
+        *target = argv[first_operand + 1];
+    }
+    if (first_operand + max_operands < argc) {
+        output_error("%s: unexpected argument \"%s\" after %s; see imbrex %s --help", command->name,
+                     argv[first_operand + max_operands], argv[first_operand + max_operands - 1],
+                     command->name);
         return EXIT_CODE_INPUT;
     }
-    signals_install(model_display_name(model));
+    signals_install();
     return command->run(settings, model);
 }
 
@@ -137,6 +152,9 @@ static int dispatch(int argc, char **argv)
         return help_main(argc - 1, argv + 1);
     }
     if (strcmp(argv[1], "--version") == 0) {
+        if (argc > 2) {
+            return report_extra_word(argv[2], argv[1]);
+        }
         output_printf("imbrex %s\n", imbrex_version());
         return EXIT_CODE_OK;
     }

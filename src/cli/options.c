@@ -4,6 +4,7 @@
 #include "cli/options.h"
 
 #include <errno.h>
+#include <float.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -108,13 +109,18 @@ static bool parse_unsigned(const char *text, uint64_t *value)
 static bool parse_real(const struct option_spec *option, const char *text, double *value)
 {
     char *end;
+    /* The library takes floats: what rounds to an end of the range is that end. */
     double parsed = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(parsed) || parsed > option->max ||
-        parsed < option->min || (option->above_min && parsed == option->min) ||
-        (option->below_max && parsed == option->max)) {
+    if (!(fabs(parsed) <= FLT_MAX)) {
         return false;
     }
-    *value = parsed;
+    float rounded = (float)parsed;
+    float min = (float)option->min, max = (float)option->max;
+    if (end == text || *end != '\0' || rounded > max || rounded < min ||
+        (option->above_min && rounded == min) || (option->below_max && rounded == max)) {
+        return false;
+    }
+    *value = (double)rounded;
     return true;
 }
 
@@ -255,8 +261,27 @@ static const struct option_spec *option_of_value(const struct option_table *tabl
     return NULL;
 }
 
+/* getopt gives one byte, and stays in an argument of which it has not read all: the rest of a
+ * character stands there. */
+static void report_unknown_short(const char *command, char byte, const char *unfinished)
+{
+    const char *character = unfinished != NULL ? strchr(unfinished, byte) : NULL;
+    size_t num_bytes = character != NULL ? output_character_bytes(character, strlen(character)) : 0;
+
+    if (num_bytes > 1) {
+        output_error("%s: unknown option -%.*s; see imbrex %s --help", command, (int)num_bytes,
+                     character, command);
+    } else if ((unsigned char)byte >= 0x80) {
+        output_error("%s: unknown option -\\x%02x; see imbrex %s --help", command,
+                     (unsigned char)byte, command);
+    } else {
+        output_error("%s: unknown option -%c; see imbrex %s --help", command, byte, command);
+    }
+}
+
+/* `argument` was read last, `unfinished` is the next one, or NULL. */
 static void report_refused(const struct option_table *table, const char *command, int value,
-                           const char *argument)
+                           const char *argument, const char *unfinished)
 {
     const struct option_spec *option = option_of_value(table, value);
     if (option != NULL && option->type != OPTION_TYPE_FLAG) {
@@ -268,7 +293,7 @@ static void report_refused(const struct option_table *table, const char *command
     } else if (value == 0) {
         report_unknown_long(table, command, argument + 2);
     } else {
-        output_error("%s: unknown option -%c; see imbrex %s --help", command, value, command);
+        report_unknown_short(command, (char)value, unfinished);
     }
 }
 
@@ -305,7 +330,8 @@ enum options_result options_parse(const struct option_table *table, int argc, ch
             return OPTIONS_RESULT_HELP;
         }
         if (value == '?' || value == ':') {
-            report_refused(table, argv[0], optopt, argv[optind - 1]);
+            report_refused(table, argv[0], optopt, argv[optind - 1],
+                           optind < argc ? argv[optind] : NULL);
             return OPTIONS_RESULT_ERROR;
         }
         enum options_result result =

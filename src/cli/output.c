@@ -97,9 +97,9 @@ bool output_bytes(const char *bytes, size_t num_bytes)
     return write_outcome(fwrite(bytes, 1, num_bytes, stdout) == num_bytes);
 }
 
-/* Bytes of the UTF-8 character at the front, or 0 if there is none whole and valid. */
-static size_t character_bytes(const unsigned char *bytes, size_t num_bytes)
+size_t output_character_bytes(const char *text, size_t num_bytes)
 {
+    const unsigned char *bytes = (const unsigned char *)text;
     unsigned char first = bytes[0];
     size_t length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
 
@@ -119,11 +119,23 @@ static size_t character_bytes(const unsigned char *bytes, size_t num_bytes)
     return length;
 }
 
+bool output_is_utf8(const char *bytes, size_t num_bytes)
+{
+    for (size_t i = 0; i < num_bytes;) {
+        size_t length = output_character_bytes(bytes + i, num_bytes - i);
+        if (length == 0) {
+            return false;
+        }
+        i += length;
+    }
+    return true;
+}
+
 bool output_escaped(const char *bytes, size_t num_bytes)
 {
     for (size_t i = 0; i < num_bytes;) {
         const unsigned char *at = (const unsigned char *)bytes + i;
-        size_t length = character_bytes(at, num_bytes - i);
+        size_t length = output_character_bytes(bytes + i, num_bytes - i);
         /* U+0080..U+009F are control characters too. */
         bool control = length == 0 || at[0] < 0x20 || at[0] == 0x7f ||
                        (length == 2 && at[0] == 0xc2 && at[1] < 0xa0);

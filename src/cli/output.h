@@ -23,6 +23,9 @@ bool output_printf(const char *format, ...) __attribute__((format(printf, 1, 2))
 bool output_bytes(const char *bytes, size_t num_bytes);
 /* Bytes of unknown origin for a terminal: characters as they are, all else as \n, \\, \', \xNN. */
 bool output_escaped(const char *bytes, size_t num_bytes);
+/* Bytes of the UTF-8 character at the front, or 0 if there is none whole and valid. */
+size_t output_character_bytes(const char *text, size_t num_bytes);
+bool output_is_utf8(const char *bytes, size_t num_bytes);
 /* Hands everything to the operating system. False if a write failed, now or before. */
 bool output_flush(void);
 /* The last flush: reports the first failed write. Returns `exit_code`, or EXIT_CODE_FAILURE. */

@@ -4,25 +4,35 @@
 #ifndef IMBREX_CLI_SIGNALS_H
 #define IMBREX_CLI_SIGNALS_H
 
+#include <stdbool.h>
+
 #include "imbrex.h"
 
-/* Ignores SIGPIPE (a failed write tells) and turns SIGBUS into an error line that names the file
- * and exit code 2. `model_name` must live until the end; it is named while no model is
- * registered. */
-void signals_install(const char *model_name);
+/* Ignores SIGPIPE and SIGXFSZ (a failed write tells) and turns SIGBUS into an error line: one that
+ * names the file and exit code 2, if it hit the registered model; else exit code 1. */
+void signals_install(void);
 /* The model whose mapped files SIGBUS may hit; NULL before it is closed. */
 void signals_set_model(const struct imbrex_model *model);
 
-/* From here on SIGINT and SIGTERM cancel the registered generation. A second one, or one without a
+/* From here on SIGINT and SIGTERM cancel the registered generation, but one that the program was
+ * started to ignore is still ignored. A second one, or one without a
  * generation, ends the program at once with 128 + its number. */
 void signals_watch_interrupts(void);
+/* Without a generation the first signal ends the program, unless this is on: then it is only noted,
+ * for work that asks signals_interrupt() and has something to clean up. */
+void signals_note_interrupts(bool is_on);
 /* Between hold and release both signals wait. Threads created meanwhile never receive them, so that
  * the handler runs on the main thread only, which is the one that destroys generations. */
 void signals_hold_interrupts(void);
 void signals_release_interrupts(void);
 /* The generation to cancel; NULL before it is destroyed. */
 void signals_set_generation(struct imbrex_generation *generation);
-/* The number of the signal that cancelled, or 0. */
+/* The number of the signal that cancelled or was noted, or 0. */
 int signals_interrupt(void);
+/* The same, and forgets it. */
+int signals_take_interrupt(void);
+/* Waits, with signals held, until the file can be read without waiting (true), or a signal was
+ * noted (false); then they are held again. */
+bool signals_wait_for_input(int fd);
 
 #endif

@@ -4,7 +4,6 @@
 The tests are run from the root of the tree and write below the build folder only.
 """
 import array
-import fcntl
 import json
 import os
 import random
@@ -41,10 +40,9 @@ def run(*arguments, **options):
 
 def start(*arguments, pipe_bytes=4096, **options):
     """Starts the program with a small pipe as stdout: it stops when nobody reads on."""
-    process = subprocess.Popen([IMBREX, *map(os.fspath, arguments)], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, **options)
-    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, pipe_bytes)
-    return process
+    return subprocess.Popen([IMBREX, *map(os.fspath, arguments)], stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                            pipesize=pipe_bytes, **options)
 
 
 def tensor(dtype, shape, content):

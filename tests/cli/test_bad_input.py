@@ -250,8 +250,26 @@ class Config(BadInput):
 
     # Fault: positions that are scaled in a way that imbrex does not know are run unscaled.
     def test_rope(self):
-        self.assert_config_refused("rope_scaling", "llama3",
-                                   rope_scaling={"rope_type": "llama3", "factor": 8.0})
+        for kind in ("dynamic", "longrope"):
+            self.assert_config_refused("rope_scaling", kind,
+                                       rope_scaling={"rope_type": kind, "factor": 8.0})
+
+    # Fault: a mixture of experts or a vision model is run as if it were dense text.
+    def test_kind(self):
+        self.assert_config_refused("mixtral", "mixture of experts", model_type="mixtral",
+                                   architectures=["MixtralForCausalLM"])
+        self.assert_config_refused("num_experts", "mixture of experts", num_experts=64)
+        self.assert_config_refused("vision_config", "vision model", vision_config={})
+
+    # Fault: an adapter's folder is reported as a damaged model, or run without the adapter unsaid.
+    def test_adapter(self):
+        self.small.write_json("adapter_config.json", {"peft_type": "LORA"})
+        result = run("run", self.small.folder, "-p", "a", "-n", "1")
+        self.assert_ok(result)
+        self.assertIn(b"adapter_config.json is ignored", result.stderr)
+        os.remove(self.small.weights)
+        os.remove(self.small.path("config.json"))
+        self.assert_refused("adapter_config.json", "LoRA adapter")
 
     # Fault: files that are no JSON.
     def test_bad_json(self):

@@ -49,6 +49,24 @@ class Inspect(TestCase):
         self.assertEqual(shown["tokenizer_vocab_size"], 512)
         self.assertEqual({one["file"] for one in shown["tensors"]}, {model.weights})
 
+    # Fault: a scaling or a window that is in use and not shown.
+    def test_scaling_and_window(self):
+        model = self.model()
+        model.config.update(model_type="mistral", architectures=["MistralForCausalLM"],
+                            sliding_window=64, rope_scaling={"type": "yarn", "factor": 4.0})
+        model.write()
+        config = self.inspect(model.folder)["config"]
+        self.assertEqual((config["rope_scaling"], config["rope_scaling_factor"],
+                          config["sliding_window"], config["num_sliding_layers"]),
+                         ("yarn", 4.0, 64, 2))
+        text = run("inspect", model.folder).stdout.decode()
+        self.assertRegex(text, r"(?m)^positions .*, rope scaling yarn by 4$")
+        self.assertRegex(text, r"(?m)^window +64 positions in 2 layers$")
+        model.config.update(sliding_window=None, rope_scaling=None)
+        model.write()
+        text = run("inspect", model.folder).stdout.decode()
+        self.assertNotRegex(text, r"(?m)^window|rope scaling")
+
     # Fault: the plan does not follow the options, or its parts do not fit each other.
     def test_memory_plan(self):
         folder = self.model().folder
@@ -77,6 +95,18 @@ class Inspect(TestCase):
         text = run("inspect", model.folder).stdout.decode()
         self.assertRegex(text, r"(?m)^sampling .*temperature 0\.7, top_k 20, top_p 0\.8, "
                                r"repetition_penalty 1\.1 \(from generation_config\.json\)$")
+
+    # Fault: a temperature that the file does not name is not shown; one that is not in use is.
+    def test_sampling_without_values(self):
+        model = self.model()
+        model.write_json("generation_config.json", {"do_sample": True})
+        text = run("inspect", model.folder).stdout.decode()
+        self.assertRegex(text, r"(?m)^sampling +temperature 1 \(from generation_config\.json\)$")
+        model.write_json("generation_config.json", {"temperature": 0.7})
+        text = run("inspect", model.folder).stdout.decode()
+        self.assertRegex(text, r"(?m)^sampling +the most likely token$")
+        sampling = self.inspect(model.folder)["sampling"]
+        self.assertEqual((sampling["temperature"], sampling["from_checkpoint"]), (0, []))
 
     # Fault: the text for people leaves out what the JSON has.
     def test_human(self):

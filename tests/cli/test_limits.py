@@ -8,7 +8,7 @@ import signal
 import subprocess
 import unittest
 
-from support import BUILTIN, IMBREX, SANITIZED, TIMEOUT_S, TestCase, start
+from support import BUILTIN, IMBREX, SANITIZED, TIMEOUT_S, Model, TestCase, start
 
 MIB = 1 << 20
 NO_MEMORY = re.compile("memory|cannot allocate|could not be started")
@@ -81,9 +81,11 @@ class ResidentMemory(TestCase):
 
 
 class ShrinkingFile(TestCase):
+    name = "model"
+
     def cut_while_running(self, cut, *arguments):
         """Spoils the file after the first text. The small pipe keeps the program from ending."""
-        model = self.model()
+        model = Model(self.path(self.name))
         process = start("run", model.folder, "-p", "Once", "-n", "6000", "--ignore-eos", "--temp",
                         "1", "--seed", "1", "--no-echo", *arguments)
         self.addCleanup(process.kill)
@@ -103,6 +105,15 @@ class ShrinkingFile(TestCase):
                              [f"imbrex: error: {model.weights}: the file changed while it was "
                               "mapped (truncated, or its disk failed)", ""])
             shutil.rmtree(model.folder)
+
+    # Fault: the name of the file controls the reader's terminal.
+    def test_name_of_truncated_file(self):
+        self.name = "m\x1b[31m\n"
+        model, exit_code, _, errors = self.cut_while_running(lambda model, _: model.truncate(0),
+                                                             "-q")
+        self.assertEqual(exit_code, 2, errors)
+        self.assertRegex(errors, r"\A[^\x1b\n]*m\?\[31m\?/model\.safetensors: the file changed "
+                                 r"[^\x1b\n]*\n\Z")
 
     # Fault: a file that is replaced, as downloads do, disturbs a run that has the old one.
     def test_replaced_while_running(self):

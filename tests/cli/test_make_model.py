@@ -103,6 +103,30 @@ class MakeModel(TestCase):
         tensor = read_folder(self.make("known"))["model.layers.1.mlp.up_proj.weight"]
         self.assertEqual(tensor[2][:16].hex(), KNOWN_BYTES)
 
+    # Fault: a GGUF file that holds another model than the folder of the same seed: rows of q and k
+    # in another order, norms of another type, a tensor or a number under another name.
+    def test_gguf_holds_the_same(self):
+        ids = self.write("ids.json", json.dumps([(7 * i * i + i) % 512 for i in range(100)]))
+        llama = dict(CONFIG, model_type="llama", attention_bias=True, num_key_value_heads=4,
+                     tie_word_embeddings=True)
+        for name, config in (("qwen2", CONFIG), ("llama", llama)):
+            self.config = self.write("config.json", json.dumps(config))
+            for dtype in ("bf16", "f16", "f32"):
+                folder = self.make(f"{name}-{dtype}", "--dtype", dtype)
+                path = folder + ".gguf"
+                result = run_tool("make_model.py", self.config, path, "--gguf", "--dtype", dtype)
+                self.assertEqual((result.returncode, result.stderr), (0, ""))
+                scores = []
+                for model in (folder, path):
+                    result = run("perplexity", model, "--ids", ids, "--json")
+                    self.assert_ok(result)
+                    scores.append(json.loads(result.stdout)["nll"])
+                # The order of the sums over a head differs, and so the last digits.
+                self.assertAlmostEqual(scores[0], scores[1], 5, (name, dtype))
+        self.refuse((self.config, path, "--gguf"), path, "--force")
+        self.refuse((self.config, self.folder, "--gguf"), "found a folder")
+        self.refuse((self.config, path, "--gguf", "--tokenizer", BUILTIN), "--tokenizer")
+
     # Fault: a tensor that depends on the file it is in, or an index that names another file.
     def test_shards_hold_the_same(self):
         whole = self.make("whole")
@@ -135,6 +159,11 @@ class MakeModel(TestCase):
         for name, changes in (("qwen2", {}),
                               ("tied", {"tie_word_embeddings": True}),
                               ("llama", {"model_type": "llama"}),
+                              ("qwen3", {"model_type": "qwen3"}),
+                              ("qwen3-bias", {"model_type": "qwen3", "head_dim": 8,
+                                              "attention_bias": True}),
+                              ("mistral", {"model_type": "mistral", "sliding_window": 16,
+                                           "rope_scaling": {"type": "yarn", "factor": 2.0}}),
                               ("biases", {"model_type": "llama", "attention_bias": True,
                                           "mlp_bias": True, "head_dim": 32})):
             self.config = self.write("config.json", json.dumps({**CONFIG, **changes}))
@@ -187,7 +216,11 @@ class MakeModel(TestCase):
                                 ("qwen2.5-3b", 3085938688), ("qwen2.5-7b", 7615616512),
                                 ("qwen2.5-14b", 14770033664), ("qwen2.5-32b", 32763876352),
                                 ("qwen2.5-72b", 72706203648), ("tinyllama-1.1b", 1100048384),
-                                ("llama-2-7b", 6738415616), ("llama-3-8b", 8030261248)):
+                                ("llama-2-7b", 6738415616), ("llama-3-8b", 8030261248),
+                                ("llama-3.1-8b", 8030261248), ("mistral-7b", 7241732096),
+                                ("qwen3-0.6b", 596049920), ("qwen3-1.7b", 1720574976),
+                                ("qwen3-4b", 4022468096), ("qwen3-8b", 8190735360),
+                                ("qwen3-14b", 14768307200), ("qwen3-32b", 32762123264)):
             tensors = make_model.tensor_list(make_model.load_config(shape))
             self.assertEqual(sum(math.prod(tensor[1]) for tensor in tensors), expected, shape)
 

@@ -7,11 +7,15 @@ import unittest
 from support import TestCase, run
 
 COMMANDS = {
-    "run": {"prompt", "file", "no-echo", "max-tokens", "stop", "ignore-eos", "temp", "top-k",
-            "top-p", "min-p", "repeat-penalty", "seed", "ctx-size", "threads", "cpu", "quiet",
-            "help"},
+    "run": {"prompt", "file", "no-parse-special", "no-echo", "max-tokens", "stop", "ignore-eos",
+            "temp", "top-k", "top-p", "min-p", "repeat-penalty", "seed", "ctx-size", "threads",
+            "cpu", "quiet", "chat", "system", "chat-template", "help"},
+    "chat": {"system", "chat-template", "max-tokens", "stop", "ignore-eos", "temp", "top-k",
+             "top-p", "min-p", "repeat-penalty", "seed", "ctx-size", "threads", "cpu", "verbose",
+             "help"},
     "inspect": {"json", "tensors", "ctx-size", "threads", "cpu", "help"},
-    "tokenize": {"text", "file", "jsonl", "json", "no-special", "no-parse-special", "help"},
+    "tokenize": {"text", "file", "jsonl", "json", "no-special", "no-parse-special", "chat",
+                 "tools", "no-generation-prompt", "chat-template", "help"},
     "perplexity": {"ids", "text", "window", "json", "threads", "cpu", "help"},
 }
 
@@ -71,6 +75,15 @@ class Mistakes(TestCase):
         self.assert_error(run("run", "-x"), 2, "unknown option -x")
         self.assert_error(run("run", "--t"), 2, "--t ", "several options")
 
+    # Fault: an unknown letter of several bytes is shown as half a character.
+    def test_unknown_letters(self):
+        self.assert_error(run("run", "-é"), 2, "unknown option -é; see")
+        self.assert_error(run("run", "x", "-qé", "y"), 2, "unknown option -é; see")
+        self.assert_error(run("run", "-\U0001f600x"), 2, "unknown option -\U0001f600; see")
+        for argument in (b"-\xc3", b"-\xc3x", b"-\xff"):
+            self.assert_error(run("run", argument), 2,
+                              f"unknown option -\\x{argument[1]:02x}; see")
+
     # Fault: an option that swallows the next one, or takes what it should not.
     def test_arguments_of_options(self):
         self.assert_error(run("run", "--temp"), 2, "--temp needs an argument")
@@ -82,10 +95,17 @@ class Mistakes(TestCase):
         cases = [
             ("--temp", "abc", "[0, 100]"), ("--temp", "nan", "[0, 100]"), ("--temp", "-1", "found"),
             ("--temp", "", "found"), ("--top-p", "0", "(0, 1]"), ("--top-p", "1.5", "(0, 1]"),
-            ("--min-p", "1", "[0, 1)"), ("--repeat-penalty", "0", "(0, 100]"),
+            # These round to an end of the range that is not allowed, as the library sees them.
+            ("--top-p", "1e-50", "(0, 1]"), ("--min-p", "0.999999999999", "[0, 1)"),
+            ("--repeat-penalty", "1e-50", "[0.01, 100]"),
+            ("--repeat-penalty", "0.0099", "[0.01, 100]"),
+            ("--temp", "1e300", "[0, 100]"), ("--max-tokens", "16777217", "16777216]"),
+            ("--ctx-size", "16777217", "16777216]"),
+            ("--min-p", "1", "[0, 1)"), ("--repeat-penalty", "0", "[0.01, 100]"),
             ("--top-k", "2.5", "[0, 2147483647]"), ("--top-k", "4294967296", "2147483647]"),
-            ("--max-tokens", "-1", "[0, 2147483647]"), ("--max-tokens", "12x", "found"),
-            ("--threads", "0", "[1, "), ("--ctx-size", "0", "[1, "), ("--seed", "-1", "[0, "),
+            ("--max-tokens", "-1", "[0, 16777216]"), ("--max-tokens", "12x", "found"),
+            ("--threads", "0", "[1, "), ("--ctx-size", "1", "[2, 16777216]"),
+            ("--seed", "-1", "[0, "),
             ("--seed", "18446744073709551616", "18446744073709551615]"),
             ("--cpu", "mmx", "auto, avx2, ref"),
         ]
@@ -96,6 +116,14 @@ class Mistakes(TestCase):
     # Fault: a prompt given as an argument is taken for something else.
     def test_operands(self):
         self.assert_error(run("run", ".", "hello"), 2, 'unexpected argument "hello"')
+
+    # Fault: words behind what takes none are dropped in silence.
+    def test_extra_words(self):
+        for arguments in (["--version", "extra"], ["help", "run", "extra"],
+                          ["--help", "run", "extra"]):
+            result = run(*arguments)
+            self.assert_error(result, 2, f'unexpected argument "extra" after {arguments[-2]}')
+            self.assertEqual(result.stdout, b"")
 
     # Fault: a control character in an argument breaks the one line of an error.
     def test_message_stays_one_line(self):

@@ -3,6 +3,9 @@
 """imbrex perplexity."""
 import json
 import math
+import os
+import pty
+import struct
 import unittest
 
 from support import TestCase, run
@@ -99,6 +102,24 @@ class Perplexity(TestCase):
             path = self.write("ids.json", content)
             self.assert_error(run("perplexity", "--ids", path), 2, path, *parts)
         self.assert_error(run("perplexity", "--ids", self.path("none")), 2, self.path("none"))
+
+    # Fault: on a terminal, an error is glued to the progress before it.
+    def test_error_after_progress(self):
+        model = self.model()
+        model.config["tie_word_embeddings"] = False
+        model.tensors["lm_head.weight"] = dict(model.tensors["model.embed_tokens.weight"])
+        rows = bytearray(model.tensors["model.embed_tokens.weight"]["content"])
+        rows[300 * 32 * 4:301 * 32 * 4] = struct.pack("<32f", *[math.nan] * 32)
+        model.tensors["model.embed_tokens.weight"]["content"] = bytes(rows)
+        model.write()
+        path = self.write("ids.json", "[1, 2, 300, 3]")
+        controller, terminal = pty.openpty()
+        self.addCleanup(os.close, controller)
+        result = run("perplexity", model.folder, "--ids", path, "--window", "2", stderr=terminal)
+        os.close(terminal)
+        self.assertNotEqual(result.returncode, 0)
+        text = os.read(controller, 65536).decode()
+        self.assertRegex(text, r"\A\r2 of 4 tokens, nll [\d.]+ \r\x1b\[Kimbrex: error: ")
 
     # Fault: a window for which the model has no positions.
     def test_window_too_long(self):

@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import unittest
@@ -52,6 +53,29 @@ class Prompt(TestCase):
         self.assertTrue(result.stdout.decode().startswith(prompt))
         ids = json.loads(run("tokenize", "--file", path, "--json").stdout)
         self.assertIn(f"prompt {len(ids)} tokens", result.stderr.decode())
+
+    # Fault: a prompt of 4096 tokens or more has no context unless -n is given.
+    def test_very_long_prompt(self):
+        prompt = "The cat sat. " * 700
+        path = self.write("prompt", prompt)
+        ids = json.loads(run("tokenize", "--file", path, "--json").stdout)
+        self.assertGreater(len(ids), 4096)
+        model = self.model()
+        model.config["max_position_embeddings"] = len(ids) + 20
+        model.write()
+        result = run("run", model.folder, "-f", path, "--temp", "0", "--ignore-eos")
+        self.assert_ok(result)
+        self.assertIn("end: the context is full", result.stderr.decode())
+        self.assertIn("generated 2", result.stderr.decode())
+
+    # Fault: special tokens written in a prompt cannot be kept from being ones.
+    def test_no_parse_special(self):
+        prompt = "a</s>b"
+        arguments = ["run", "-p", prompt, "-n", "1"]
+        for option in ([], ["--no-parse-special"]):
+            ids = json.loads(run("tokenize", "--text", prompt, "--json", *option).stdout)
+            self.assertIn(f"prompt {len(ids)} tokens", run(*arguments, *option).stderr.decode())
+        self.assertNotEqual(ids, json.loads(run("tokenize", "--text", prompt, "--json").stdout))
 
     # Fault: an empty prompt reaches the model as no tokens at all.
     def test_no_tokens(self):
@@ -163,6 +187,16 @@ class Sampling(TestCase):
             "sampling: temperature 0.7, repetition_penalty 1.1 (from generation_config.json); "
             "top_k 5, min_p 0.1 (from the command line); seed 3")
 
+    # Fault: a temperature that nobody gave is said to be from the command line.
+    def test_temperature_of_do_sample(self):
+        model = self.model()
+        model.write_json("generation_config.json", {"do_sample": True})
+        line = self.sampling_line(model.folder, "-p", PROMPT, "-n", "1", "--seed", "3")
+        self.assertEqual(line, "sampling: temperature 1 (from generation_config.json); seed 3")
+        line = self.sampling_line(model.folder, "-p", PROMPT, "-n", "1", "--temp", "1", "--seed",
+                                  "3")
+        self.assertEqual(line, "sampling: temperature 1 (from the command line); seed 3")
+
     # Fault: --temp 0 lets the file's penalties change the most likely token.
     def test_temperature_0_is_argmax(self):
         model = self.model()
@@ -241,9 +275,9 @@ class Messages(TestCase):
 class Ends(TestCase):
     """The text is longer than its pipe: the program cannot end before somebody reads it."""
 
-    def start_long(self, *arguments):
+    def start_long(self, *arguments, **options):
         process = start("run", self.model().folder, "-p", PROMPT, "-n", "6000", "--ignore-eos",
-                        "--temp", "1", "--seed", "1", *arguments)
+                        "--temp", "1", "--seed", "1", *arguments, **options)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         self.addCleanup(process.stdout.close)
@@ -272,6 +306,43 @@ class Ends(TestCase):
             generated = int(re.search(rb"generated (\d+) tokens", errors).group(1))
             self.assertLess(generated, 6000)
             self.assertIn(b"end: cancelled\n", errors)
+
+    # Fault: a speed is made up for a prompt that was not read to its end.
+    def test_interrupt_in_prompt(self):
+        path = self.write("prompt", "The cat sat. " * 1000)
+        process = start("run", self.model().folder, "-f", path, "-n", "5")
+        self.addCleanup(process.kill)
+        text = process.stdout.read(1)
+        # The echo is longer than the pipe: the signal comes before the first step.
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual(process.returncode, 130, errors)
+        self.assertEqual((text + rest).decode(), "The cat sat. " * 1000 + "\n")
+        self.assertRegex(errors.decode(), r"\nprompt \d+ tokens, [\d.e+-]+ ms; generated 0 tokens; "
+                                          r"end: cancelled\n\Z")
+
+    # Fault: signals that nohup or a shell switched off end the program.
+    def test_ignored_signals(self):
+        def ignore():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+        process = self.start_long(preexec_fn=ignore)
+        self.read_prompt_and_text(process)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            process.send_signal(number)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertIn(b"generated 6000 tokens", errors)
+
+    # Fault: a limit on the size of files kills the program without a word.
+    def test_file_size_limit(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+
+        with open(self.path("out"), "wb") as out:
+            result = run("run", "-q", "-n", "20", stdout=out, preexec_fn=limit)
+        self.assert_error(result, 1, "standard output", "File too large")
 
     # Fault: the second Ctrl-C waits too, so that a blocked program cannot be ended.
     def test_second_interrupt(self):
