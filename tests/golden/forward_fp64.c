@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "golden.h"
+#include "ops/quant.h"
 
 static double *allocate(size_t count)
 {
@@ -33,17 +34,31 @@ void forward_fp64_deinit(struct forward_fp64 *sequence)
     free(sequence->logits);
 }
 
+/* Activations stay fp64 whatever the weights: what an engine loses by bringing them into blocks is
+ * for the tests to allow. */
+static void widen_row(struct weight_view weight, int64_t row, int32_t width, float *wide)
+{
+    size_t row_bytes = dtype_row_bytes(weight.dtype, width);
+    quant_dequantize_row(weight.dtype,
+                         (const unsigned char *)weight.elements + row * (int64_t)row_bytes, wide,
+                         width);
+}
+
 /* d[out] = weight · a + bias, added to what d holds. */
 static void add_product(struct weight_view weight, const float *bias, const double *a,
                         int32_t num_in, int32_t num_out, double *d)
 {
+    float *wide = malloc((size_t)num_in * sizeof(float));
+    assert_non_null(wide);
     for (int32_t row = 0; row < num_out; row++) {
         double sum = bias == NULL ? 0.0 : bias[row];
+        widen_row(weight, row, num_in, wide);
         for (int32_t i = 0; i < num_in; i++) {
-            sum += (double)weight_load(weight, (int64_t)row * num_in + i) * a[i];
+            sum += (double)wide[i] * a[i];
         }
         d[row] += sum;
     }
+    free(wide);
 }
 
 static void normalize(const double *a, const float *weight, int32_t width, double eps, double *d)
@@ -58,30 +73,96 @@ static void normalize(const double *a, const float *weight, int32_t width, doubl
     }
 }
 
-static void rotate(double *head, int32_t head_dim, int32_t position, double theta)
+/* Where, in pairs, the pair lies that turns `turns` times while the position runs over the original
+ * length. */
+static double turning_pair(const struct model_config *config, double turns)
 {
-    int32_t half = head_dim / 2;
+    double length = config->rope_scaling.original_max_position_embeddings;
+    return config->head_dim * log(length / (turns * 2.0 * M_PI)) / (2.0 * log(config->rope_theta));
+}
+
+static double clamp_unit(double x)
+{
+    return x < 0.0 ? 0.0 : x > 1.0 ? 1.0 : x;
+}
+
+/* The angle of one position for pair i, in the words of the published formulas: wavelengths for
+ * llama3, interpolated and extrapolated frequencies for yarn. */
+static double pair_frequency(const struct imbrex_model *model, int32_t i)
+{
+    const struct model_config *config = &model->config;
+    const struct rope_scaling *scaling = &config->rope_scaling;
+    double plain = 1.0 / pow(config->rope_theta, (double)(2 * i) / config->head_dim);
+    if (model->weights.rope_factors != NULL) {
+        plain /= (double)model->weights.rope_factors[i];
+    }
+    double stretched = scaling->type == ROPE_SCALING_NONE ? plain : plain / scaling->factor;
+    if (scaling->type == ROPE_SCALING_LLAMA3) {
+        double length = scaling->original_max_position_embeddings;
+        double wavelength = 2.0 * M_PI / plain;
+        if (wavelength < length / scaling->high_freq_factor) {
+            return plain;
+        }
+        if (wavelength > length / scaling->low_freq_factor) {
+            return stretched;
+        }
+        double smooth = (length / wavelength - scaling->low_freq_factor) /
+                        (scaling->high_freq_factor - scaling->low_freq_factor);
+        return (1.0 - smooth) * stretched + smooth * plain;
+    }
+    if (scaling->type == ROPE_SCALING_YARN) {
+        double low = turning_pair(config, scaling->beta_fast);
+        double high = turning_pair(config, scaling->beta_slow);
+        low = scaling->truncate ? floor(low) : low;
+        high = scaling->truncate ? ceil(high) : high;
+        low = low < 0.0 ? 0.0 : low;
+        high = high > config->head_dim - 1 ? config->head_dim - 1 : high;
+        high = low == high ? high + 0.001 : high;
+        double ramp = clamp_unit((i - low) / (high - low));
+        return stretched * ramp + plain * (1.0 - ramp);
+    }
+    return stretched;
+}
+
+/* Norm, if there is one, and rotation of one head. */
+static void turn_head(const struct imbrex_model *model, const float *norm, int32_t position,
+                      double *head)
+{
+    const struct model_config *config = &model->config;
+    int32_t half = config->head_dim / 2;
+    double factor = config->rope_scaling.type == ROPE_SCALING_YARN
+                        ? config->rope_scaling.attention_factor
+                        : 1.0;
+    if (norm != NULL) {
+        normalize(head, norm, config->head_dim, config->rms_norm_eps, head);
+    }
     for (int32_t i = 0; i < half; i++) {
-        double angle = position * pow(theta, -(double)(2 * i) / head_dim);
-        double low = head[i];
-        double high = head[half + i];
-        head[i] = low * cos(angle) - high * sin(angle);
-        head[half + i] = high * cos(angle) + low * sin(angle);
+        double *first = config->is_rope_interleaved ? head + (ptrdiff_t)2 * i : head + i;
+        double *second = config->is_rope_interleaved ? first + 1 : first + half;
+        double angle = position * pair_frequency(model, i);
+        double low = *first, high = *second;
+        *first = factor * (low * cos(angle) - high * sin(angle));
+        *second = factor * (high * cos(angle) + low * sin(angle));
     }
 }
 
 static void attend(const struct forward_fp64 *sequence, const double *q, const double *keys,
-                   const double *values, double *d)
+                   const double *values, int32_t layer_idx, double *d)
 {
     const struct model_config *config = &sequence->model->config;
     int32_t head_dim = config->head_dim;
     int32_t kv_width = config->num_kv_heads * head_dim;
     int32_t num_keys = sequence->num_tokens + 1;
+    int32_t window = config_layer_window(config, layer_idx);
     double *scores = allocate((size_t)num_keys);
     for (int32_t head = 0; head < config->num_heads; head++) {
         int32_t kv_head = head / (config->num_heads / config->num_kv_heads);
         double max_score = -INFINITY;
         for (int32_t key = 0; key < num_keys; key++) {
+            scores[key] = -INFINITY;
+            if (window > 0 && key <= sequence->num_tokens - window) {
+                continue;
+            }
             double dot = 0.0;
             for (int32_t i = 0; i < head_dim; i++) {
                 dot += q[head * head_dim + i] * keys[key * kv_width + kv_head * head_dim + i];
@@ -129,13 +210,13 @@ static void run_layer(struct forward_fp64 *sequence, int32_t layer_idx, double *
     add_product(layer->v_proj, layer->v_bias, normed, width, kv_width,
                 values + position * kv_width);
     for (int32_t head = 0; head < config->num_heads; head++) {
-        rotate(q + head * config->head_dim, config->head_dim, position, config->rope_theta);
+        turn_head(sequence->model, layer->q_norm, position, q + head * config->head_dim);
     }
     for (int32_t head = 0; head < config->num_kv_heads; head++) {
-        rotate(keys + position * kv_width + head * config->head_dim, config->head_dim, position,
-               config->rope_theta);
+        turn_head(sequence->model, layer->k_norm, position,
+                  keys + position * kv_width + head * config->head_dim);
     }
-    attend(sequence, q, keys, values, mixed);
+    attend(sequence, q, keys, values, layer_idx, mixed);
     add_product(layer->o_proj, layer->o_bias, mixed, q_width, width, hidden);
 
     normalize(hidden, layer->post_attention_layernorm, width, config->rms_norm_eps, normed);
@@ -159,10 +240,13 @@ void forward_fp64_push(struct forward_fp64 *sequence, int32_t token_id)
     int32_t width = config->hidden_size;
     double *hidden = allocate((size_t)width);
     double *normed = allocate((size_t)width);
+    float *embedding = malloc((size_t)width * sizeof(float));
 
+    assert_non_null(embedding);
     assert_true(sequence->num_tokens < sequence->max_tokens);
+    widen_row(weights->embed_tokens, token_id, width, embedding);
     for (int32_t i = 0; i < width; i++) {
-        hidden[i] = weight_load(weights->embed_tokens, (int64_t)token_id * width + i);
+        hidden[i] = embedding[i];
     }
     for (int32_t layer_idx = 0; layer_idx < config->num_layers; layer_idx++) {
         run_layer(sequence, layer_idx, hidden);
@@ -173,6 +257,7 @@ void forward_fp64_push(struct forward_fp64 *sequence, int32_t token_id)
     }
     add_product(weights->lm_head, NULL, normed, width, config->vocab_size, sequence->logits);
     sequence->num_tokens++;
+    free(embedding);
     free(hidden);
     free(normed);
 }

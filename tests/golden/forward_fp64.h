@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The forward pass once more, in double and independent of src/ops: plain loops over whole rows,
- * contiguous keys and values, no blocks, no tiles. What the engine's logits are held against. */
+/* The forward pass once more, in double and independent of src/ops (but for the widening of
+ * weights): plain loops over whole rows, contiguous keys and values, no blocks, no tiles. What the
+ * engine's logits are held against. */
 #ifndef IMBREX_TESTS_FORWARD_FP64_H
 #define IMBREX_TESTS_FORWARD_FP64_H
 

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Texts and the ids that other people's tokenizers made of them: Hugging Face's for Qwen2.5, for
- * stories260K and for qwen2-tiny-4m, and llama.cpp's test cases. Every id must be equal. */
+ * stories260K, for qwen2-tiny-4m and for small tokenizers of each kind, and llama.cpp's test cases.
+ * Every id must be equal, also where the vocabulary comes as GGUF metadata. */
 #include "golden.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/gguf.h"
 #include "model/tokenizer.h"
 
 #define CASES "tests/golden/tokenizers/"
@@ -210,6 +212,216 @@ static void test_qwen2_tiny_prompts(void **state)
     imbrex_tokenizer_close(tokenizer);
 }
 
+/* Catches any difference from Hugging Face's tokenizers in what the small tokenizers have: GPT-2's
+ * and Llama-3's patterns, ignore_merges, added tokens that take white space along or stand alone,
+ * Prepend and Metaspace, byte fallback and unknown characters, the normalization forms, digits,
+ * other regular expressions and every behaviour of Split; and in decoding each. */
+static void test_small_tokenizers_as_hugging_face(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "gpt2", "llama3", "llama2", "mistral", "metaspace", "smollm", "tekken", "mixed",
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char path[128];
+        snprintf(path, sizeof(path), CASES "%s", names[i]);
+        struct imbrex_tokenizer *tokenizer = open_tokenizer(path);
+        snprintf(path, sizeof(path), CASES "%s/cases.jsonl", names[i]);
+        assert_int_equal(check_jsonl(tokenizer, path,
+                                     IMBREX_TOKENIZE_PARSE_SPECIAL | IMBREX_TOKENIZE_ADD_SPECIAL,
+                                     true),
+                         250);
+        imbrex_tokenizer_close(tokenizer);
+    }
+}
+
+/* ---- GGUF ----------------------------------------------------------------------------------- */
+
+/* Writes the metadata of a GGUF file. */
+struct metadata {
+    FILE *stream;
+    char *bytes;
+    size_t num_bytes;
+    uint64_t num_values;
+};
+
+static void put_integer(struct metadata *metadata, uint64_t value, size_t num_bytes)
+{
+    for (size_t i = 0; i < num_bytes; i++) {
+        putc((int)(value >> 8 * i & 0xff), metadata->stream);
+    }
+}
+
+static void put_string(struct metadata *metadata, const char *text)
+{
+    put_integer(metadata, strlen(text), 8);
+    fputs(text, metadata->stream);
+}
+
+static void put_key(struct metadata *metadata, const char *key, enum gguf_type type)
+{
+    put_string(metadata, key);
+    put_integer(metadata, type, 4);
+    metadata->num_values++;
+}
+
+static void put_array(struct metadata *metadata, const char *key, enum gguf_type element_type,
+                      size_t num_elements)
+{
+    put_key(metadata, key, GGUF_TYPE_ARRAY);
+    put_integer(metadata, element_type, 4);
+    put_integer(metadata, num_elements, 8);
+}
+
+/* What tokenizer.json says of each id. */
+struct vocab {
+    size_t num_tokens;
+    const char **texts;
+    int32_t *types;
+};
+
+static struct vocab read_vocab(const json_t *root)
+{
+    const json_t *added = json_object_get(root, "added_tokens");
+    json_t *model_vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    size_t max_tokens = json_object_size(model_vocab) + json_array_size(added);
+    struct vocab vocab = {
+        .texts = calloc(max_tokens, sizeof(*vocab.texts)),
+        .types = calloc(max_tokens, sizeof(*vocab.types)),
+    };
+    assert_non_null(vocab.texts);
+    assert_non_null(vocab.types);
+    const char *text;
+    json_t *id;
+    json_object_foreach(model_vocab, text, id)
+    {
+        size_t at = (size_t)json_integer_value(id);
+        vocab.texts[at] = text;
+        vocab.types[at] = strncmp(text, "<0x", 3) == 0 ? 6 : 1;
+        vocab.num_tokens = at >= vocab.num_tokens ? at + 1 : vocab.num_tokens;
+    }
+    for (size_t i = 0; i < json_array_size(added); i++) {
+        const json_t *token = json_array_get(added, i);
+        size_t at = (size_t)json_integer_value(json_object_get(token, "id"));
+        vocab.texts[at] = json_string_value(json_object_get(token, "content"));
+        vocab.types[at] = json_is_true(json_object_get(token, "special")) ? 3 : 4;
+        vocab.num_tokens = at >= vocab.num_tokens ? at + 1 : vocab.num_tokens;
+    }
+    assert_true(vocab.num_tokens <= max_tokens);
+    return vocab;
+}
+
+static void put_merges(struct metadata *metadata, const json_t *merges)
+{
+    put_array(metadata, "tokenizer.ggml.merges", GGUF_TYPE_STRING, json_array_size(merges));
+    for (size_t i = 0; i < json_array_size(merges); i++) {
+        const json_t *merge = json_array_get(merges, i);
+        char line[1024];
+        if (json_is_array(merge)) {
+            snprintf(line, sizeof(line), "%s %s", json_string_value(json_array_get(merge, 0)),
+                     json_string_value(json_array_get(merge, 1)));
+        } else {
+            snprintf(line, sizeof(line), "%s", json_string_value(merge));
+        }
+        put_string(metadata, line);
+    }
+}
+
+/* The vocabulary of a tokenizer.json as the metadata of a GGUF file has it. With `pre` NULL it is
+ * SentencePiece's, in which the ids are in the order of the scores. */
+static void put_vocab(struct metadata *metadata, const char *path, const char *pre, int32_t bos_id)
+{
+    json_t *root = golden_read_json(path);
+    struct vocab vocab = read_vocab(root);
+    put_key(metadata, "tokenizer.ggml.model", GGUF_TYPE_STRING);
+    put_string(metadata, pre == NULL ? "llama" : "gpt2");
+    put_array(metadata, "tokenizer.ggml.tokens", GGUF_TYPE_STRING, vocab.num_tokens);
+    for (size_t i = 0; i < vocab.num_tokens; i++) {
+        assert_non_null(vocab.texts[i]);
+        put_string(metadata, vocab.texts[i]);
+    }
+    put_array(metadata, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, vocab.num_tokens);
+    for (size_t i = 0; i < vocab.num_tokens; i++) {
+        put_integer(metadata, (uint64_t)vocab.types[i], 4);
+    }
+    if (pre == NULL) {
+        put_array(metadata, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, vocab.num_tokens);
+        for (size_t i = 0; i < vocab.num_tokens; i++) {
+            float score = -(float)i;
+            uint32_t bits;
+            memcpy(&bits, &score, sizeof(bits));
+            put_integer(metadata, bits, 4);
+        }
+    } else {
+        put_key(metadata, "tokenizer.ggml.pre", GGUF_TYPE_STRING);
+        put_string(metadata, pre);
+        put_merges(metadata, json_object_get(json_object_get(root, "model"), "merges"));
+        put_key(metadata, "tokenizer.ggml.add_bos_token", GGUF_TYPE_BOOL);
+        put_integer(metadata, bos_id >= 0, 1);
+    }
+    if (bos_id >= 0) {
+        put_key(metadata, "tokenizer.ggml.bos_token_id", GGUF_TYPE_UINT32);
+        put_integer(metadata, (uint64_t)bos_id, 4);
+    }
+    free(vocab.texts);
+    free(vocab.types);
+    json_decref(root);
+}
+
+static struct imbrex_tokenizer *open_as_gguf(const char *path, const char *pre, int32_t bos_id)
+{
+    struct metadata metadata = {0};
+    metadata.stream = open_memstream(&metadata.bytes, &metadata.num_bytes);
+    assert_non_null(metadata.stream);
+    fputs("GGUF", metadata.stream);
+    put_integer(&metadata, 3, 4);
+    put_integer(&metadata, 0, 8);
+    put_integer(&metadata, 0, 8);
+    put_vocab(&metadata, path, pre, bos_id);
+    assert_int_equal(fclose(metadata.stream), 0);
+    /* The number of values comes before them. */
+    metadata.bytes[16] = (char)metadata.num_values;
+
+    struct gguf gguf = {0};
+    struct imbrex_error err;
+    struct imbrex_tokenizer *tokenizer = NULL;
+    golden_check(gguf_parse("test.gguf", (const unsigned char *)metadata.bytes, metadata.num_bytes,
+                            &gguf, &err),
+                 &err);
+    golden_check(tokenizer_from_gguf(&gguf, &tokenizer, &err), &err);
+    gguf_release(&gguf);
+    free(metadata.bytes);
+    return tokenizer;
+}
+
+/* Catches merges that are not those of the scores, and special tokens, byte tokens or steps that
+ * GGUF only implies and that are not as in tokenizer.json: the same cases must pass. */
+static void test_gguf_vocabularies(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *cases, *pre;
+        int32_t bos_id;
+        bool skip_special;
+        size_t num_cases;
+    } files[] = {
+        {"models/stories260K/tokenizer.json", CASES "stories260K/cases.jsonl", NULL, 1, true, 60},
+        {CASES "llama3/tokenizer.json", CASES "llama3/cases.jsonl", "llama-bpe", 1000, true, 250},
+        {CASES "tekken/tokenizer.json", CASES "tekken/cases.jsonl", "tekken", -1, true, 250},
+        {TEST_BUILD_DIR "/fixtures/qwen2.5/tokenizer.json", CASES "qwen2.5/cases.jsonl", "qwen2",
+         -1, false, 929},
+    };
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        struct imbrex_tokenizer *tokenizer =
+            open_as_gguf(files[i].path, files[i].pre, files[i].bos_id);
+        assert_int_equal(check_jsonl(tokenizer, files[i].cases,
+                                     IMBREX_TOKENIZE_PARSE_SPECIAL | IMBREX_TOKENIZE_ADD_SPECIAL,
+                                     files[i].skip_special),
+                         files[i].num_cases);
+        imbrex_tokenizer_close(tokenizer);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -217,6 +429,8 @@ int main(void)
         cmocka_unit_test(test_qwen2_5_on_llama_cpp_cases),
         cmocka_unit_test(test_stories260k_as_hugging_face),
         cmocka_unit_test(test_qwen2_tiny_prompts),
+        cmocka_unit_test(test_small_tokenizers_as_hugging_face),
+        cmocka_unit_test(test_gguf_vocabularies),
     };
     return cmocka_run_group_tests_name("golden tokenizer", tests, NULL, NULL);
 }

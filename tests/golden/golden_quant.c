@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ggml's block formats against the gguf package (tests/golden/quant/README.md), and a whole model
+ * with its weights quantised: what the formats are for. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "forward_fp64.h"
+#include "golden.h"
+#include "ops/quant.h"
+
+#define FOLDER "tests/golden/quant/"
+#define MODEL "tests/golden/qwen2-tiny-4m"
+#define WINDOW 512
+#define NUM_LOGIT_TOKENS 24
+
+/* Of a file whose name ends in `suffix`; malloc'ed. NULL if there is none. */
+static unsigned char *read_golden(const char *name, const char *suffix, size_t *num_bytes)
+{
+    char path[128];
+    snprintf(path, sizeof(path), FOLDER "%s%s", name, suffix);
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        return NULL;
+    }
+    unsigned char *bytes = malloc(1 << 16);
+    assert_non_null(bytes);
+    *num_bytes = fread(bytes, 1, 1 << 16, file);
+    fclose(file);
+    assert_true(*num_bytes > 0 && *num_bytes < 1 << 16);
+    return bytes;
+}
+
+/* Catches: any bit of a block read as something else. Every value must be that of the package, bit
+ * for bit; NaN (from random scales) must be NaN. */
+static void test_dequantize(void **state)
+{
+    (void)state;
+    for (int dtype = DTYPE_F16; dtype < DTYPE_COUNT; dtype++) {
+        const char *name = dtype_name((enum dtype)dtype);
+        size_t block_bytes, value_bytes;
+        unsigned char *blocks = read_golden(name, ".blocks", &block_bytes);
+        unsigned char *values = read_golden(name, ".f32", &value_bytes);
+        assert_true(blocks != NULL && values != NULL);
+        int64_t count = (int64_t)(value_bytes / sizeof(float));
+        assert_int_equal(dtype_row_bytes((enum dtype)dtype, count), block_bytes);
+        float *d = malloc(value_bytes);
+        assert_non_null(d);
+        quant_dequantize_row((enum dtype)dtype, blocks, d, count);
+        for (int64_t i = 0; i < count; i++) {
+            float expected;
+            memcpy(&expected, values + 4 * i, sizeof(expected));
+            if (memcmp(&d[i], &expected, sizeof(expected)) != 0 &&
+                !(isnan(d[i]) && isnan(expected))) {
+                fail_msg("%s: element %d: expected %.9g, found %.9g", name, (int)i,
+                         (double)expected, (double)d[i]);
+            }
+        }
+        free(blocks);
+        free(values);
+        free(d);
+    }
+}
+
+/* Catches: a scale, a rounding or a tie that differs from the package in any block it writes. */
+static void test_quantize(void **state)
+{
+    (void)state;
+    size_t row_bytes, expected_bytes;
+    int num_formats = 0;
+    unsigned char *rows = read_golden("rows", ".f32", &row_bytes);
+    assert_non_null(rows);
+    int64_t count = (int64_t)(row_bytes / sizeof(float));
+    unsigned char *blocks = malloc(row_bytes);
+    float *a = malloc(row_bytes);
+    assert_true(blocks != NULL && a != NULL);
+    memcpy(a, rows, row_bytes);
+    for (int dtype = DTYPE_F16; dtype < DTYPE_COUNT; dtype++) {
+        const char *name = dtype_name((enum dtype)dtype);
+        unsigned char *expected = read_golden(name, ".quantized", &expected_bytes);
+        if (expected == NULL) {
+            continue;
+        }
+        num_formats++;
+        assert_int_equal(dtype_row_bytes((enum dtype)dtype, count), expected_bytes);
+        quant_quantize_row((enum dtype)dtype, a, blocks, count);
+        for (size_t i = 0; i < expected_bytes; i++) {
+            if (blocks[i] != expected[i]) {
+                size_t block = i / dtype_block_bytes((enum dtype)dtype);
+                fail_msg("%s: block %zu, byte %zu: expected 0x%02x, found 0x%02x", name, block,
+                         i % dtype_block_bytes((enum dtype)dtype), expected[i], blocks[i]);
+            }
+        }
+        free(expected);
+    }
+    assert_int_equal(num_formats, 7);
+    free(rows);
+    free(blocks);
+    free(a);
+}
+
+/* ---- a quantised model ------------------------------------------------------------------------*/
+
+#define MAX_MATRICES 128
+
+/* A model whose matrices have been replaced. */
+struct quantized_model {
+    struct imbrex_model *model;
+    void *blocks[MAX_MATRICES];
+    int32_t num_blocks;
+};
+
+/* Replaces a matrix by its quantised copy. */
+static void replace(struct quantized_model *quantized, struct weight_view *view, int64_t rows,
+                    int64_t columns, enum dtype dtype)
+{
+    struct weights *weights = &quantized->model->weights;
+    assert_int_equal(columns % dtype_block_elements(dtype), 0);
+    assert_true(quantized->num_blocks < MAX_MATRICES);
+    float *wide = malloc((size_t)(rows * columns) * sizeof(float));
+    /* At an odd address, as in many files. */
+    unsigned char *blocks = malloc(dtype_row_bytes(dtype, rows * columns) + 1);
+    assert_true(wide != NULL && blocks != NULL);
+    quant_dequantize_row(view->dtype, view->elements, wide, rows * columns);
+    quant_quantize_row(dtype, wide, blocks + 1, rows * columns);
+    free(wide);
+    quantized->blocks[quantized->num_blocks++] = blocks;
+    *view = (struct weight_view){blocks + 1, dtype};
+    if (dtype_is_quantized(dtype) && columns > weights->max_quantized_columns) {
+        weights->max_quantized_columns = columns;
+    }
+}
+
+/* dtypes[7]: q, k, v, o, gate, up, down; and of embeddings and logits. */
+static void quantize_model(struct quantized_model *quantized, const enum dtype dtypes[7],
+                           enum dtype embed_dtype)
+{
+    *quantized = (struct quantized_model){.model = golden_open(MODEL)};
+    const struct model_config *config = &quantized->model->config;
+    struct weights *weights = &quantized->model->weights;
+    int64_t hidden = config->hidden_size, inner = config->intermediate_size;
+    int64_t q_rows = config->num_heads * config->head_dim;
+    int64_t kv_rows = config->num_kv_heads * config->head_dim;
+    assert_true(weights->tied);
+    replace(quantized, &weights->embed_tokens, config->vocab_size, hidden, embed_dtype);
+    weights->lm_head = weights->embed_tokens;
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        struct layer_weights *layer = &weights->layers[i];
+        replace(quantized, &layer->q_proj, q_rows, hidden, dtypes[0]);
+        replace(quantized, &layer->k_proj, kv_rows, hidden, dtypes[1]);
+        replace(quantized, &layer->v_proj, kv_rows, hidden, dtypes[2]);
+        replace(quantized, &layer->o_proj, hidden, q_rows, dtypes[3]);
+        replace(quantized, &layer->gate_proj, inner, hidden, dtypes[4]);
+        replace(quantized, &layer->up_proj, inner, hidden, dtypes[5]);
+        replace(quantized, &layer->down_proj, hidden, inner, dtypes[6]);
+    }
+}
+
+static void quantize_model_to(struct quantized_model *quantized, enum dtype dtype)
+{
+    const enum dtype dtypes[7] = {dtype, dtype, dtype, dtype, dtype, dtype, dtype};
+    quantize_model(quantized, dtypes, dtype);
+}
+
+static void close_model(struct quantized_model *quantized)
+{
+    imbrex_model_close(quantized->model);
+    for (int32_t i = 0; i < quantized->num_blocks; i++) {
+        free(quantized->blocks[i]);
+    }
+}
+
+/* As a mixed file has them: several forms of activations in one call, gate and up apart. */
+static const enum dtype mixed_dtypes[7] = {DTYPE_Q8_0, DTYPE_Q5_0, DTYPE_F16, DTYPE_Q4_1,
+                                           DTYPE_Q5_1, DTYPE_Q8_0, DTYPE_Q6_K};
+
+static int32_t *read_validation_ids(int32_t *num_ids)
+{
+    json_t *rows = golden_read_json(MODEL "/val_ids.json");
+    int32_t *ids = golden_ids(rows, num_ids);
+    json_decref(rows);
+    return ids;
+}
+
+/* nll per token over the first rows of the validation ids. */
+static double validation_nll(struct imbrex_model *model, const int32_t *ids, int32_t num_rows)
+{
+    struct imbrex_error err;
+    struct imbrex_engine *engine = golden_engine(model, IMBREX_CPU_ALL, 2);
+    double nll[WINDOW], sum = 0.0;
+    for (int32_t row = 0; row < num_rows; row++) {
+        golden_check(imbrex_engine_score(engine, ids + row * WINDOW, WINDOW, nll, &err), &err);
+        for (int32_t i = 0; i < WINDOW - 1; i++) {
+            sum += nll[i];
+        }
+    }
+    imbrex_engine_destroy(engine);
+    return sum / ((double)num_rows * (WINDOW - 1));
+}
+
+/* Catches: weights or activations that lose more than their bits: what the formats cost a model. */
+static void test_model_nll(void **state)
+{
+    (void)state;
+    static const struct {
+        enum dtype dtype;
+        double max_rise;
+    } rows[] = {{DTYPE_F16, 0.0001}, {DTYPE_Q8_0, 0.003}, {DTYPE_Q5_1, 0.02},
+                {DTYPE_Q5_0, 0.02},  {DTYPE_Q4_1, 0.05},  {DTYPE_Q4_0, 0.05}};
+    int32_t num_ids, num_rows = TEST_SANITIZED ? 1 : 2;
+    int32_t *ids = read_validation_ids(&num_ids);
+    assert_true(num_ids >= num_rows * WINDOW);
+    struct imbrex_model *model = golden_open(MODEL);
+    double plain = validation_nll(model, ids, num_rows);
+    imbrex_model_close(model);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct quantized_model quantized;
+        quantize_model_to(&quantized, rows[i].dtype);
+        double found = validation_nll(quantized.model, ids, num_rows);
+        double rise = found / plain - 1.0;
+        print_message("%s: nll %.5f, %+.2f %%\n", dtype_name(rows[i].dtype), found, 100.0 * rise);
+        close_model(&quantized);
+        if (!(rise < rows[i].max_rise)) {
+            fail_msg("%s: nll %.5f instead of %.5f: up by %.2f %%, allowed %.2f %%",
+                     dtype_name(rows[i].dtype), found, plain, 100.0 * rise,
+                     100.0 * rows[i].max_rise);
+        }
+    }
+    free(ids);
+}
+
+/* Catches: a matrix that meets the wrong activations or none, in a model of mixed formats: its
+ * logits against the fp64 pass over the same weights, whose activations are not quantised. */
+static void test_mixed_logits(void **state)
+{
+    (void)state;
+    int32_t num_ids;
+    int32_t *ids = read_validation_ids(&num_ids);
+    struct quantized_model quantized;
+    quantize_model(&quantized, mixed_dtypes, DTYPE_Q8_0);
+    struct forward_fp64 reference;
+    forward_fp64_init(&reference, quantized.model, NUM_LOGIT_TOKENS);
+    for (int32_t i = 0; i < NUM_LOGIT_TOKENS; i++) {
+        forward_fp64_push(&reference, ids[i]);
+    }
+    for (int32_t path = 0; path < GOLDEN_NUM_PATHS; path++) {
+        struct imbrex_engine *engine = golden_engine(quantized.model, golden_paths[path], 2);
+        const float *logits = golden_logits(engine, ids, NUM_LOGIT_TOKENS);
+        double error = 0.0, size = 0.0;
+        for (int32_t id = 0; id < quantized.model->config.vocab_size; id++) {
+            error += pow(logits[id] - reference.logits[id], 2.0);
+            size += pow(reference.logits[id], 2.0);
+        }
+        error = sqrt(error / size);
+        print_message("path %d: logits differ by %.4f of their size\n", path, error);
+        /* Each activation is off by 1/254 of its block's largest at most; eight layers add up. */
+        assert_true(error < 0.03);
+        imbrex_engine_destroy(engine);
+    }
+    forward_fp64_deinit(&reference);
+    close_model(&quantized);
+    free(ids);
+}
+
+/* Catches: results that depend on threads or on how the prompt was cut; scratch that is planned too
+ * small (the op asserts it); a plan that does not count it. */
+static void test_mixed_bit_equal(void **state)
+{
+    (void)state;
+    const int32_t thread_counts[] = {1, 2, 5};
+    const int32_t chunks[] = {1, 7, 128};
+    int32_t num_ids;
+    int32_t *ids = read_validation_ids(&num_ids);
+    struct quantized_model quantized;
+    quantize_model(&quantized, mixed_dtypes, DTYPE_Q8_0);
+    size_t row_bytes = (size_t)quantized.model->config.vocab_size * sizeof(float);
+    float *expected = malloc(row_bytes);
+    assert_non_null(expected);
+    for (int32_t path = 0; path < GOLDEN_NUM_PATHS; path++) {
+        for (size_t i = 0; i < 3; i++) {
+            struct imbrex_error err;
+            struct imbrex_engine *engine = NULL;
+            struct imbrex_engine_options options = imbrex_engine_options_default();
+            options.cpu_features = golden_paths[path];
+            options.num_threads = thread_counts[i];
+            options.max_step_tokens = chunks[i];
+            golden_check(imbrex_engine_create(quantized.model, &options, &engine, &err), &err);
+            const float *logits = golden_logits(engine, ids, 150);
+            if (i == 0) {
+                memcpy(expected, logits, row_bytes);
+            }
+            assert_memory_equal(logits, expected, row_bytes);
+            imbrex_engine_destroy(engine);
+        }
+    }
+    struct imbrex_error err;
+    struct imbrex_memory_plan with_blocks, plain;
+    golden_check(imbrex_engine_plan(quantized.model, NULL, &with_blocks, &err), &err);
+    quantized.model->weights.max_quantized_columns = 0;
+    golden_check(imbrex_engine_plan(quantized.model, NULL, &plain, &err), &err);
+    size_t scratch_bytes =
+        (size_t)plain.max_step_tokens *
+        (512 / 32 * sizeof(struct q8_activations) + 512 / 256 * sizeof(struct q8_k_activations));
+    assert_true(with_blocks.activation_bytes >= plain.activation_bytes + scratch_bytes &&
+                with_blocks.activation_bytes < plain.activation_bytes + scratch_bytes + 64);
+    free(expected);
+    close_model(&quantized);
+    free(ids);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dequantize),      cmocka_unit_test(test_quantize),
+        cmocka_unit_test(test_model_nll),       cmocka_unit_test(test_mixed_logits),
+        cmocka_unit_test(test_mixed_bit_equal),
+    };
+    return cmocka_run_group_tests_name("golden_quant", tests, NULL, NULL);
+}
