@@ -42,15 +42,15 @@ TEST_OPTIONS = -I. -Itests -DTEST_BUILD_DIR='"$(BUILD)"' -DTEST_SANITIZED=$(if $
     -Wno-missing-prototypes
 LINK_OPTIONS = $(CFLAGS) $(SANITIZE) $(LDFLAGS)
 
-# Programs take jansson and utf8proc in, so that they start on a machine that has neither.
+# Programs take these libraries in, so that they start on a machine that has none of them.
 static_library = $(filter /%,$(shell $(CC) -print-file-name=lib$(1).a 2>/dev/null))
 static_or_shared = $(firstword $(static_library) -l$(1))
-STATIC_LIBS := $(call static_or_shared,jansson) $(call static_or_shared,utf8proc) -lpthread -lm
-SHARED_LIBS := -ljansson -lutf8proc -lpthread -lm
+STATIC_LIBS := $(foreach l,jansson utf8proc pcre2-8,$(call static_or_shared,$(l))) -lpthread -lm
+SHARED_LIBS := -ljansson -lutf8proc -lpcre2-8 -lpthread -lm
 
 # ---- sources: found by their folder -----------------------------------------------------------
 LIB_SOURCES := $(wildcard src/base/*.c src/base/*.S src/ops/*.c src/ops/ref/*.c src/ops/cpu/*.c \
-    src/model/*.c src/kv/*.c src/engine/*.c)
+    src/jinja/*.c src/model/*.c src/kv/*.c src/engine/*.c)
 ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 LIB_SOURCES := $(filter-out %_avx2.c,$(LIB_SOURCES))
 endif
@@ -63,14 +63,15 @@ objects = $(patsubst %,$(OBJ)/%.o,$(basename $(1)))
 LIB_OBJECTS := $(call objects,$(LIB_SOURCES))
 CLI_OBJECTS := $(call objects,$(CLI_SOURCES))
 
-UNIT_SOURCES := $(wildcard tests/test_main.c tests/base/*.c tests/model/*.c tests/kv/*.c \
-    tests/engine/*.c tests/ops/test_*.c)
+UNIT_SOURCES := $(wildcard tests/test_main.c tests/base/*.c tests/jinja/*.c tests/model/*.c \
+    tests/kv/*.c tests/engine/*.c tests/ops/test_*.c)
 CHECK_SOURCES := $(wildcard tests/ops/check_*.c)
 CHECK_SHARED := $(filter-out $(CHECK_SOURCES) tests/ops/test_%,$(wildcard tests/ops/*.c))
 GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
 GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
 FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)
 FAULT_SHARED := $(filter-out $(FAULT_SOURCES),$(wildcard tests/fault/*.c))
+BENCH_SOURCES := $(wildcard bench/bench_*.c)
 EXAMPLE_SOURCES := $(wildcard examples/*.c)
 FUZZ_SOURCES := $(wildcard fuzz/fuzz_*.c)
 FUZZ_SHARED := $(filter-out $(FUZZ_SOURCES),$(wildcard fuzz/*.c))
@@ -80,6 +81,7 @@ UNIT := $(if $(UNIT_SOURCES),$(BUILD)/tests/unit)
 CHECKS := $(call programs,$(CHECK_SOURCES))
 GOLDENS := $(call programs,$(GOLDEN_SOURCES))
 FAULTS := $(call programs,$(FAULT_SOURCES))
+BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SOURCES))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(EXAMPLE_SOURCES))
 FUZZERS := $(patsubst fuzz/%.c,$(BUILD)/fuzzers/%,$(FUZZ_SOURCES))
 SCRIPT_TESTS := $(wildcard tests/cli/test_*.py tests/house/test_*.py tests/tools/test_*.py)
@@ -101,8 +103,8 @@ RUN_TESTS = python3 tools/run_tests --build $(BUILD) $(if $(TESTS),--only "$(TES
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: all run test test-built test-programs check check-style check-gcc check-clang build-gcc \
-    build-clang bench asan asan-built tsan tsan-built fuzz fuzz-built format install uninstall \
-    dist clean help FORCE
+    build-clang bench differential asan asan-built tsan tsan-built fuzz fuzz-built format \
+    check-prefix install uninstall dist clean help FORCE
 
 all: $(BUILD)/imbrex $(LIB) $(BUILD)/libimbrex.so
 
@@ -111,7 +113,8 @@ help:
 	@echo 'make run        install missing packages, build, write a story with the built-in model'
 	@echo 'make test       install missing packages, build, run the tests (TESTS="unit ...": some)'
 	@echo 'make check      style, layers, gcc and clang with -Werror, asan, tsan, fuzz 10 s each'
-	@echo 'make bench      check every kernel against the reference and time it'
+	@echo 'make bench      check every kernel against the reference and time it; time tokenizers'
+	@echo 'make differential  tokenizers against the Python package `tokenizers`, if it is there'
 	@echo 'make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the threaded tests under ThreadSanitizer'
 	@echo 'make fuzz       libFuzzer, FUZZ_SECONDS=$(FUZZ_SECONDS) a target, two at a time'
@@ -185,10 +188,13 @@ $(GOLDENS): $(BUILD)/tests/%: $(OBJ)/tests/golden/%.o $(call objects,$(GOLDEN_SH
 $(FAULTS): $(BUILD)/tests/%: $(OBJ)/tests/fault/%.o $(call objects,$(FAULT_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) $(WRAP) -lcmocka $(STATIC_LIBS)
 
+$(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(LIB)
+	$(LINK_TEST) $(STATIC_LIBS)
+
 # Examples are built as a user would: against the shared library.
 $(BUILD)/examples/%: examples/%.c include/imbrex.h $(BUILD)/libimbrex.so
 	$(call QUIET,cc) $(CC) -std=c17 $(WARNINGS) $(WERROR) -Iinclude $(CFLAGS) $< -o $@ \
-	    -L$(BUILD) -limbrex -Wl,-rpath,$(abspath $(BUILD))
+	    -L$(BUILD) -limbrex -Wl,-rpath,'$$ORIGIN/..'
 
 $(QWEN_TOKENIZER): tests/golden/make_qwen2_5_tokenizer.py \
     $(wildcard tests/golden/tokenizers/qwen2.5/*)
@@ -245,8 +251,15 @@ asan:
 tsan:
 	@$(SUBMAKE) BUILD=$(BUILD)/tsan CFLAGS='-O2 -g' SANITIZE=-fsanitize=thread tsan-built
 
-bench: $(CHECKS)
+bench: $(CHECKS) $(BENCHES) $(FIXTURES)
 	@for program in $(CHECKS); do $$program --bench || exit 1; done
+	@for tokenizer in $(FIXTURES) builtin:stories260K; do \
+	    $(BUILD)/bench/bench_tokenizer $$tokenizer tests/golden/tokenizers/qwen2.5/cases.jsonl \
+	        ARCHITECTURE.md src/model/tokenizer_parse.c || exit 1; done
+
+# Against the Python package `tokenizers`, which is not installed by anything here.
+differential: $(BUILD)/imbrex $(FIXTURES)
+	python3 tests/golden/differential_tokenizers.py --build $(BUILD)
 
 # The library is instrumented for coverage without libFuzzer's main, which only the targets link.
 FUZZ := -fno-sanitize-recover=all -fno-omit-frame-pointer -fsanitize=address,undefined
@@ -263,22 +276,31 @@ fuzz-built: $(FUZZERS)
 format:
 	clang-format -i $(C_FILES)
 
-install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
-	install -m 755 $(BUILD)/imbrex $(DESTDIR)$(PREFIX)/bin/
-	install -m 644 include/imbrex.h $(DESTDIR)$(PREFIX)/include/
-	install -m 644 $(BUILD)/libimbrex.a $(DESTDIR)$(LIBDIR)/
-	install -m 755 $(BUILD)/libimbrex.so $(DESTDIR)$(LIBDIR)/libimbrex.so.$(VERSION)
-	ln -sf libimbrex.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libimbrex.so
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-	    imbrex.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/imbrex.pc
+# What is installed names its place, so a relative one would be wrong in every other folder.
+check-prefix:
+	$(if $(filter /%,$(firstword $(PREFIX))),,$(error PREFIX: expected an absolute path, found \
+	    '$(PREFIX)'))
+	$(if $(filter /%,$(firstword $(LIBDIR))),,$(error LIBDIR: expected an absolute path, found \
+	    '$(LIBDIR)'))
 
-uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/imbrex $(DESTDIR)$(PREFIX)/include/imbrex.h \
-	    $(DESTDIR)$(LIBDIR)/libimbrex.a $(DESTDIR)$(LIBDIR)/libimbrex.so \
-	    $(DESTDIR)$(LIBDIR)/$(SONAME) $(DESTDIR)$(LIBDIR)/libimbrex.so.$(VERSION) \
-	    $(DESTDIR)$(LIBDIR)/pkgconfig/imbrex.pc
+BIN_TO := $(DESTDIR)$(PREFIX)/bin
+INCLUDE_TO := $(DESTDIR)$(PREFIX)/include
+LIB_TO := $(DESTDIR)$(LIBDIR)
+install: check-prefix all
+	install -d "$(BIN_TO)" "$(INCLUDE_TO)" "$(LIB_TO)/pkgconfig"
+	install -m 755 $(BUILD)/imbrex "$(BIN_TO)/"
+	install -m 644 include/imbrex.h "$(INCLUDE_TO)/"
+	install -m 644 $(BUILD)/libimbrex.a "$(LIB_TO)/"
+	install -m 755 $(BUILD)/libimbrex.so "$(LIB_TO)/libimbrex.so.$(VERSION)"
+	ln -sf libimbrex.so.$(VERSION) "$(LIB_TO)/$(SONAME)"
+	ln -sf $(SONAME) "$(LIB_TO)/libimbrex.so"
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
+	    imbrex.pc.in > "$(LIB_TO)/pkgconfig/imbrex.pc"
+
+uninstall: check-prefix
+	rm -f "$(BIN_TO)/imbrex" "$(INCLUDE_TO)/imbrex.h" "$(LIB_TO)/libimbrex.a" \
+	    "$(LIB_TO)/libimbrex.so" "$(LIB_TO)/$(SONAME)" "$(LIB_TO)/libimbrex.so.$(VERSION)" \
+	    "$(LIB_TO)/pkgconfig/imbrex.pc"
 
 dist:
 	@mkdir -p $(BUILD)

@@ -39,7 +39,7 @@ static void check_tensors(const struct safetensors *parsed, const uint8_t *bytes
     size_t data_bytes = num_bytes - 8 - header_bytes;
     volatile unsigned char sink;
     for (int32_t i = 0; i < parsed->num_tensors; i++) {
-        const struct safetensor *tensor = &parsed->tensors[i];
+        const struct checkpoint_tensor *tensor = &parsed->tensors[i];
         require(i == 0 || strcmp(tensor[-1].name, tensor->name) < 0);
         require(tensor->num_dims >= 0 && tensor->num_dims <= IMBREX_MAX_TENSOR_DIMS);
         require(tensor->elements >= bytes + 8 + header_bytes);
@@ -61,7 +61,8 @@ static void bind_tensors(struct safetensors *parsed)
 {
     struct weights weights = {0};
     struct imbrex_error err;
-    const struct safetensor **by_name = calloc((size_t)parsed->num_tensors + 1, sizeof(*by_name));
+    const struct checkpoint_tensor **by_name =
+        calloc((size_t)parsed->num_tensors + 1, sizeof(*by_name));
     require(by_name != NULL);
     for (int32_t i = 0; i < parsed->num_tensors; i++) {
         by_name[i] = &parsed->tensors[i];

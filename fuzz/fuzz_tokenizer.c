@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A tokenizer.json, a NUL, and a text (all of it the file if there is no NUL): what passes must
- * encode the text in all ways, and decode it, and any other ids, in a stream as on the
- * whole. */
+ * encode the text in all ways, also with parts of it marked as a user's, and decode it, and any
+ * other ids, in a stream as on the whole. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/utf8.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer_internal.h"
 
 #define MAX_INPUT_BYTES (1 << 16)
 #define MAX_RANDOM_IDS 64
+#define MAX_INPUTS 64
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t num_bytes);
 
@@ -50,15 +51,48 @@ static void check_encoding(const struct imbrex_tokenizer *tokenizer, const char 
 {
     int32_t *ids;
     size_t num_ids;
-    require(imbrex_tokenize(tokenizer, text, text_bytes, flags, &ids, &num_ids, NULL) ==
-            IMBREX_STATUS_OK);
-    require(ids != NULL);
+    enum imbrex_status status =
+        imbrex_tokenize(tokenizer, text, text_bytes, flags, &ids, &num_ids, NULL);
+    if (status == IMBREX_STATUS_CAPACITY) {
+        /* Normalizers that make the text too long, expressions that hit their limits. */
+        return;
+    }
+    require(status == IMBREX_STATUS_OK && ids != NULL);
     for (size_t i = 0; i < num_ids; i++) {
         size_t token_bytes;
         require(imbrex_token_bytes(tokenizer, ids[i], &token_bytes) != NULL);
         require(token_bytes <= tokenizer_max_token_bytes(tokenizer));
     }
     check_decoding(tokenizer, ids, num_ids, false);
+    imbrex_free(ids);
+}
+
+/* The text with every second piece of `stride` characters marked as a user's, or all of it (0): no
+ * special token may stand for marked text, but that of unknown characters. */
+static void check_guarding(const struct imbrex_tokenizer *tokenizer, const char *text,
+                           size_t text_bytes, size_t stride)
+{
+    struct text_span inputs[MAX_INPUTS] = {{0, text_bytes}};
+    size_t num_inputs = stride == 0, num_chars = 0, num_ids;
+    int32_t *ids;
+    for (size_t at = 0; stride > 0 && at < text_bytes && num_inputs < MAX_INPUTS; num_chars++) {
+        if (num_chars % (2 * stride) == stride) {
+            inputs[num_inputs].begin = at;
+        }
+        at += utf8_next(text + at, text_bytes - at).num_bytes;
+        if (num_chars % (2 * stride) == 2 * stride - 1) {
+            inputs[num_inputs++].end = at;
+        }
+    }
+    enum imbrex_status status = tokenizer_encode_guarded(tokenizer, text, text_bytes, inputs,
+                                                         num_inputs, &ids, &num_ids, NULL);
+    if (status != IMBREX_STATUS_OK) {
+        require(status == IMBREX_STATUS_UNSUPPORTED);
+        return;
+    }
+    for (size_t i = 0; i < num_ids && stride == 0; i++) {
+        require(!imbrex_token_is_special(tokenizer, ids[i]) || ids[i] == tokenizer->unk_id);
+    }
     imbrex_free(ids);
 }
 
@@ -80,6 +114,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t num_bytes)
     size_t text_bytes = separator == NULL ? 0 : num_bytes - file_bytes - 1;
     for (unsigned flags = 0; flags < 4; flags++) {
         check_encoding(tokenizer, text, text_bytes, flags);
+    }
+    for (size_t stride = 0; stride < 3 && utf8_valid_prefix(text, text_bytes) == text_bytes;
+         stride++) {
+        check_guarding(tokenizer, text, text_bytes, stride);
     }
     int32_t ids[MAX_RANDOM_IDS];
     size_t num_ids = text_bytes < MAX_RANDOM_IDS ? text_bytes : MAX_RANDOM_IDS;

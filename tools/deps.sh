@@ -56,6 +56,8 @@ has_tool make || need make
 has_tool ar || need binutils
 { [ -n "$cc" ] && has_library "$cc" jansson.h -ljansson; } || need libjansson-dev
 { [ -n "$cc" ] && has_library "$cc" utf8proc.h -lutf8proc; } || need libutf8proc-dev
+{ [ -n "$cc" ] && has_library "$cc" pcre2.h -DPCRE2_CODE_UNIT_WIDTH=8 -lpcre2-8; } ||
+    need libpcre2-dev
 
 if [ "$level" != build ]; then
     cmocka_headers="stdarg.h stddef.h stdint.h setjmp.h cmocka.h"

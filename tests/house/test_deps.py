@@ -25,7 +25,7 @@ class Deps(unittest.TestCase):
         os.makedirs(self.path)
         for name in BASICS + BUILD_TOOLS:
             self.link(name)
-        self.script("apt-get", f'echo "$@" >> {self.calls}')
+        self.script("apt-get", f'echo "$@" >> "{self.calls}"')
         self.script("apt-cache", "exit 0")
         self.script("id", "echo 0")
 
@@ -62,7 +62,7 @@ class Deps(unittest.TestCase):
         for name in BUILD_TOOLS:
             os.remove(os.path.join(self.path, name))
         status, output, _, calls = self.deps("build")
-        line = "gcc libc6-dev make binutils libjansson-dev libutf8proc-dev"
+        line = "gcc libc6-dev make binutils libjansson-dev libutf8proc-dev libpcre2-dev"
         self.assertEqual(status, 0)
         self.assertEqual(output, f"apt-get install -y --no-install-recommends {line}\n")
         self.assertEqual(calls, [f"install -y -qq --no-install-recommends {line}"])
@@ -87,7 +87,7 @@ class Deps(unittest.TestCase):
     def test_sudo_is_used_only_where_needed(self):
         """Catches an apt-get that fails for want of rights although sudo is there."""
         self.script("id", "echo 1000")
-        self.script("sudo", f'echo "sudo $1" >> {self.calls}; exec "$@"')
+        self.script("sudo", f'echo "sudo $1" >> "{self.calls}"; exec "$@"')
         status, output, _, calls = self.deps("build")
         self.assertEqual(status, 0)
         self.assertTrue(output.startswith("sudo apt-get install"), output)

@@ -4,10 +4,16 @@
 import os
 import re
 import shutil
+import shlex
 import subprocess
+import tempfile
 import unittest
 
-BUILD = os.environ.get("IMBREX_BUILD", os.path.abspath("build"))
+# Relative, because make does not take a folder whose path has a space in it.
+BUILD = os.path.relpath(os.environ.get("IMBREX_BUILD", "build"))
+# -o: what is built stays as it is, whatever compiler or options it was built with.
+MAKE = ["make", *[part for name in ("imbrex", "libimbrex.a", "libimbrex.so")
+                  for part in ("-o", os.path.join(BUILD, name))], f"BUILD={BUILD}"]
 PREFIX = "/opt/imbrex"
 PROGRAM = """
 #include <imbrex.h>
@@ -42,17 +48,15 @@ def run(*command, **options):
 class Install(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.destination = os.path.join(BUILD, "tests", "install")
-        shutil.rmtree(cls.destination, ignore_errors=True)
+        # A sysroot with a space is more than pkg-config files of others bear.
+        cls.destination = tempfile.mkdtemp()
+        cls.addClassCleanup(shutil.rmtree, cls.destination)
         cls.root = cls.destination + PREFIX
         cls.make("install")
 
     @classmethod
     def make(cls, target):
-        # -o: what is built stays as it is, whatever compiler or options it was built with.
-        built = [os.path.join(BUILD, name) for name in ("imbrex", "libimbrex.a", "libimbrex.so")]
-        run("make", *[part for path in built for part in ("-o", path)], f"BUILD={BUILD}",
-            f"DESTDIR={cls.destination}", f"PREFIX={PREFIX}", target)
+        run(*MAKE, f"DESTDIR={cls.destination}", f"PREFIX={PREFIX}", target)
 
     def pkg_config(self, *options):
         if not shutil.which("pkg-config"):
@@ -128,6 +132,66 @@ class Install(unittest.TestCase):
                             run("objdump", "-p", os.path.join(self.root, "bin", "imbrex")))
         for name in needed:
             self.assertRegex(name, r"^(libc|libm|libpthread|ld-linux.*)\.so\.\d+$")
+
+    def test_what_the_readme_says(self):
+        """Catches lines of README.md that do not work as they stand, and an example that crashes on
+        a model without a tokenizer."""
+        if not shutil.which("pkg-config"):
+            self.skipTest("no pkg-config here")
+        with open("README.md", encoding="utf-8") as file:
+            lines = re.search(r"(?:^    .*\n)*^    make install PREFIX=.*\n(?:^    .*\n)+",
+                              file.read(), re.M).group()
+        with tempfile.TemporaryDirectory() as home:
+            # The commands run as in the tree, but neither build nor write into it.
+            os.mkdir(os.path.join(home, "bin"))
+            os.symlink(os.path.abspath("examples"), os.path.join(home, "examples"))
+            make = os.path.join(home, "bin", "make")
+            with open(make, "w", encoding="utf-8") as file:
+                command = [shutil.which("make"), "-C", os.getcwd(), *MAKE[1:]]
+                file.write(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+            os.chmod(make, 0o755)
+            environment = {name: value for name, value in os.environ.items()
+                           if name not in ("PKG_CONFIG_PATH", "LD_LIBRARY_PATH")}
+            environment.update(HOME=home, PATH=os.path.join(home, "bin") + ":" + os.environ["PATH"])
+            run("sh", "-e", "-c", lines, cwd=home, env=environment)
+            program = os.path.join(home, "generate")
+            self.assertRegex(run(program, "Once", env=environment), "^Once .{100}")
+
+            model = os.path.join(home, "model")
+            os.mkdir(model)
+            for name in ("config.json", "model.safetensors"):
+                shutil.copy(os.path.join("models/stories260K", name), model)
+            result = subprocess.run([program, "Once", model], capture_output=True, text=True,
+                                    timeout=120, env=environment)
+            self.assertEqual((result.returncode, result.stdout), (1, ""))
+            self.assertRegex(result.stderr, "^INVALID_ARGUMENT: tokenizer: .*found NULL")
+
+    def test_places_with_a_space(self):
+        """Catches a path that the shell takes for two, or that splits in the pkg-config file."""
+        with tempfile.TemporaryDirectory(prefix="a b") as folder:
+            options = [f"DESTDIR={folder}/c d", "PREFIX=/e f"]
+            run(*MAKE, *options, "install")
+            self.assertEqual(os.listdir(folder), ["c d"])
+            root = os.path.join(folder, "c d", "e f")
+            self.assertEqual(sorted(os.listdir(root)), ["bin", "include", "lib"])
+            if shutil.which("pkg-config"):
+                path = os.path.join(root, "lib", "pkgconfig")
+                found = run("pkg-config", "--cflags", "--libs", "imbrex",
+                            env=dict(os.environ, PKG_CONFIG_PATH=path))
+                self.assertIn("-I/e f/include", shlex.split(found))
+                self.assertIn("-L/e f/lib", shlex.split(found))
+            run(*MAKE, *options, "uninstall")
+            self.assertEqual([names for _, _, names in os.walk(folder) if names], [])
+
+    def test_relative_places_are_refused(self):
+        """Catches a pkg-config file that is right in one folder only."""
+        for option in ("PREFIX=here", "PREFIX=", "LIBDIR=lib"):
+            for target in ("install", "uninstall"):
+                result = subprocess.run([*MAKE, f"DESTDIR={self.destination}/none", option, target],
+                                        capture_output=True, text=True, timeout=120)
+                self.assertEqual(result.returncode, 2)
+                self.assertIn("expected an absolute path, found", result.stderr)
+        self.assertFalse(os.path.exists(self.destination + "/none"))
 
     def test_uninstall_leaves_nothing(self):
         """Catches a file that install makes and uninstall does not know."""
