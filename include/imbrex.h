@@ -53,7 +53,8 @@ extern "C" {
     X(CAPACITY, 7, "more than there is room for")                  \
     X(CANCELLED, 8, "cancelled by the caller")                     \
     X(DEVICE, 9, "the compute device failed")                      \
-    X(INTERNAL, 10, "a defect in imbrex")
+    X(INTERNAL, 10, "a defect in imbrex")                          \
+    X(OUTPUT, 11, "a file could not be written")
 
 enum imbrex_status {
 #define IMBREX_STATUS_ENUM(name, value, text) IMBREX_STATUS_##name = value,
@@ -272,9 +273,12 @@ struct imbrex_quantize_progress {
  * Returns false to end it: CANCELLED, and no file. */
 typedef bool imbrex_quantize_fn(void *user, const struct imbrex_quantize_progress *progress);
 
+/* The types a file can get, in either case of letters. */
+#define IMBREX_QUANTIZE_TYPES "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k"
+
 struct imbrex_quantize_options {
     const char *path;             /* of the GGUF file to write */
-    const char *type;             /* "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k" */
+    const char *type;             /* one of IMBREX_QUANTIZE_TYPES */
     bool overwrite;               /* replace a file at the path */
     int32_t num_threads;          /* 0: as many as this process may run on */
     imbrex_quantize_fn *progress; /* NULL: none */
@@ -296,8 +300,9 @@ struct imbrex_quantize_report {
  * they are no multiple of 32; the output matrix of a Q4_K file is Q6_K; norms and biases are F32.
  * The file appears at its path when it is whole, or not at all.
  *   report  may be NULL
- * INVALID_ARGUMENT if there is a file and overwrite is false; UNSUPPORTED, by name, for what a GGUF
- * file cannot say. */
+ * INVALID_ARGUMENT if there is a file and overwrite is false, or while another call writes to the
+ * path; OUTPUT if the disk is full or fails; UNSUPPORTED, by name, for what a GGUF file cannot say.
+ */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_quantize(
     struct imbrex_model *model, const struct imbrex_quantize_options *options,
     struct imbrex_quantize_report *report, struct imbrex_error *err);

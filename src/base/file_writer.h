@@ -12,13 +12,14 @@
 
 struct file_writer {
     char *path, *partial_path; /* NULL: not open */
-    int fd;
+    int fd;                    /* locked until the file has its name */
     bool overwrite;
     uint64_t num_bytes; /* written so far */
 };
 
 /* INVALID_ARGUMENT if something stands at the path and `overwrite` is false, if it is no regular
- * file, or if another writer's partial file does; with `overwrite` that one is replaced. */
+ * file, or while another writer has the partial file; one that a killed writer left is reused. IO
+ * if the partial file cannot be created; failures afterwards are OUTPUT. */
 enum imbrex_status file_writer_open(const char *path, bool overwrite, struct file_writer *writer,
                                     struct imbrex_error *err);
 enum imbrex_status file_writer_write(struct file_writer *writer, const void *bytes,

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -36,9 +37,9 @@ static const struct option_spec quantize_options[] = {
      .argument = "TYPE",
      .type = OPTION_TYPE_STRING,
      .group = "Quantisation",
-     .help = "type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k or q6_k; rows that are no "
+     .help = "type of the matrices: " IMBREX_QUANTIZE_TYPES "; rows that are no "
              "multiple of its block get another one, which the report names; norms and biases are "
-             "F32, the output matrix of a q4_k file Q6_K",
+             "F32, the output matrix of a q4_k or q5_k file Q6_K",
      .default_text = "q8_0",
      .offset = offsetof(struct quantize_settings, type)},
     {.long_name = "force",
@@ -285,6 +286,10 @@ static int quantize(struct quantize_state *state, struct imbrex_model *model)
         output_error("out of memory");
         return EXIT_CODE_FAILURE;
     }
+    if (status == IMBREX_STATUS_INVALID_ARGUMENT && strncmp(err.message, "type: ", 6) == 0) {
+        output_error("--%s", err.message);
+        return EXIT_CODE_INPUT;
+    }
     if (status != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
@@ -307,11 +312,17 @@ static int run(const void *settings, const char *model_path)
     struct imbrex_error err = {0};
     struct imbrex_model *model = NULL;
     struct imbrex_model_options options = imbrex_model_options_default();
+    struct stat file;
     int exit_code;
 
     if (state.settings->out == NULL) {
         output_error("quantize: expected MODEL and OUT.gguf, found %s; see imbrex quantize --help",
                      model_path == NULL ? "neither" : "one of them");
+        return EXIT_CODE_INPUT;
+    }
+    if (!state.settings->force && stat(state.settings->out, &file) == 0 && S_ISREG(file.st_mode)) {
+        output_error("%s: expected the name of a new file, found a file there; --force replaces it",
+                     state.settings->out);
         return EXIT_CODE_INPUT;
     }
     options.log = output_log;

@@ -125,6 +125,7 @@ void signals_watch_interrupts(void)
 {
     watch_unless_ignored(SIGINT);
     watch_unless_ignored(SIGTERM);
+    watch_unless_ignored(SIGHUP);
 }
 
 static void mask_interrupts(int how)
@@ -134,6 +135,7 @@ static void mask_interrupts(int how)
     sigemptyset(&interrupts);
     sigaddset(&interrupts, SIGINT);
     sigaddset(&interrupts, SIGTERM);
+    sigaddset(&interrupts, SIGHUP);
     pthread_sigmask(how, &interrupts, NULL);
 }
 
@@ -175,6 +177,7 @@ bool signals_wait_for_input(int fd)
     pthread_sigmask(SIG_BLOCK, NULL, &unheld);
     sigdelset(&unheld, SIGINT);
     sigdelset(&unheld, SIGTERM);
+    sigdelset(&unheld, SIGHUP);
     while (signals_interrupt() == 0) {
         /* Unblocking and waiting are one step: no signal slips in between. What poll cannot wait
          * for, read will tell. */

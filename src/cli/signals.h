@@ -14,15 +14,15 @@ void signals_install(void);
 /* The model whose mapped files SIGBUS may hit; NULL before it is closed. */
 void signals_set_model(const struct imbrex_model *model);
 
-/* From here on SIGINT and SIGTERM cancel the registered generation, but one that the program was
- * started to ignore is still ignored. A second one, or one without a
- * generation, ends the program at once with 128 + its number. */
+/* From here on SIGINT, SIGTERM and SIGHUP cancel the registered generation, but one that the
+ * program was started to ignore is still ignored. A second one, or one without a generation, ends
+ * the program at once with 128 + its number. */
 void signals_watch_interrupts(void);
 /* Without a generation the first signal ends the program, unless this is on: then it is only noted,
  * for work that asks signals_interrupt() and has something to clean up. */
 void signals_note_interrupts(bool is_on);
-/* Between hold and release both signals wait. Threads created meanwhile never receive them, so that
- * the handler runs on the main thread only, which is the one that destroys generations. */
+/* Between hold and release these signals wait. Threads created meanwhile never receive them, so
+ * that the handler runs on the main thread only, which is the one that destroys generations. */
 void signals_hold_interrupts(void);
 void signals_release_interrupts(void);
 /* The generation to cancel; NULL before it is destroyed. */

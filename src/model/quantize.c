@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/memory.h"
 #include "base/thread_pool.h"
@@ -23,6 +24,7 @@ struct type_row {
     uint32_t file_type; /* llama.cpp's number for such a file */
 };
 
+/* IMBREX_QUANTIZE_TYPES names them. */
 static const struct type_row types[] = {
     {"f32", DTYPE_F32, 0},    {"f16", DTYPE_F16, 1},    {"bf16", DTYPE_BF16, 32},
     {"q8_0", DTYPE_Q8_0, 7},  {"q4_0", DTYPE_Q4_0, 2},  {"q4_1", DTYPE_Q4_1, 3},
@@ -446,14 +448,14 @@ static enum imbrex_status find_type(const char *name, const struct type_row **ty
                                     struct imbrex_error *err)
 {
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-        if (name != NULL && strcmp(types[i].name, name) == 0 &&
+        if (name != NULL && strcasecmp(types[i].name, name) == 0 &&
             quant_can_quantize(types[i].dtype)) {
             *type = &types[i];
             return IMBREX_STATUS_OK;
         }
     }
     return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                     "type: expected f32, f16, bf16, q8_0, q4_0, q4_k or q6_k, found %s",
+                     "type: expected " IMBREX_QUANTIZE_TYPES ", found %.64s",
                      name != NULL ? name : "none");
 }
 

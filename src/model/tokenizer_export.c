@@ -88,6 +88,56 @@ static enum imbrex_status place_token(struct exporter *exporter, const char *tok
     return IMBREX_STATUS_OK;
 }
 
+/* Whether the two can have bytes of a text in common. */
+static bool can_overlap(const char *a, const char *b)
+{
+    size_t a_bytes = strlen(a), b_bytes = strlen(b);
+    if (strstr(a, b) != NULL || strstr(b, a) != NULL) {
+        return true;
+    }
+    for (size_t i = 1; i < a_bytes && i < b_bytes; i++) {
+        if (memcmp(a + a_bytes - i, b, i) == 0 || memcmp(b + b_bytes - i, a, i) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether finding the token in the normalised text, behind those that are found before, is the same
+ * as finding all in the text as it is: the one way that a GGUF file knows. */
+static bool is_found_alike(const struct exporter *exporter, const char *token)
+{
+    const json_t *added = json_object_get(exporter->root, "added_tokens"), *entry;
+    size_t idx;
+    if (is_set(json_object_get(exporter->root, "normalizer"))) {
+        return false;
+    }
+    json_array_foreach(added, idx, entry)
+    {
+        if (!json_is_true(json_object_get(entry, "normalized")) &&
+            can_overlap(token, json_string_value(json_object_get(entry, "content")))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static enum imbrex_status check_flags(const struct exporter *exporter, const json_t *entry)
+{
+    static const char *const flags[] = {"lstrip", "rstrip", "single_word", "normalized"};
+    const char *token = json_string_value(json_object_get(entry, "content"));
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+        if (json_is_true(json_object_get(entry, flags[i])) &&
+            (strcmp(flags[i], "normalized") != 0 || !is_found_alike(exporter, token))) {
+            return error_set(exporter->err, IMBREX_STATUS_UNSUPPORTED,
+                             "%s: added token \"%.64s\": %s: expected false, which is all a GGUF "
+                             "file can say, found true",
+                             exporter->path, token, flags[i]);
+        }
+    }
+    return IMBREX_STATUS_OK;
+}
+
 /* "<0x0A>" */
 static bool is_byte_token(const char *token)
 {
@@ -116,6 +166,7 @@ static enum imbrex_status place_tokens(struct exporter *exporter)
     {
         token = json_string_value(json_object_get(entry, "content"));
         bool is_special = json_is_true(json_object_get(entry, "special"));
+        TRY(check_flags(exporter, entry));
         TRY(place_token(exporter, token, json_integer_value(json_object_get(entry, "id")),
                         is_special ? TOKEN_TYPE_CONTROL : TOKEN_TYPE_USER_DEFINED));
     }

@@ -29,8 +29,8 @@ static void test_status_names_and_texts(void **state)
 static void test_status_unknown_value(void **state)
 {
     (void)state;
-    assert_string_equal(imbrex_status_name((enum imbrex_status)11), "UNKNOWN");
-    assert_non_null(imbrex_status_text((enum imbrex_status)11));
+    assert_string_equal(imbrex_status_name((enum imbrex_status)12), "UNKNOWN");
+    assert_non_null(imbrex_status_text((enum imbrex_status)12));
 }
 
 /* Catches a header and a library of different versions. */

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """imbrex quantize: its report, its files, and what is left when it ends early."""
+import fcntl
 import hashlib
 import json
 import os
@@ -8,7 +9,9 @@ import resource
 import signal
 import unittest
 
-from support import BUILTIN, TestCase, run, start
+from support import BUILTIN, ROOT, TestCase, run, small_tensors, start
+
+TOKENIZERS = os.path.join(ROOT, "tests", "golden", "tokenizers")
 
 FIELDS = {"type", "tensors", "num_tensors", "from_bytes", "to_bytes", "file_bytes", "rms_error",
           "nll_before", "nll_after"}
@@ -104,21 +107,109 @@ class Quantize(TestCase):
             self.assert_ok(result)
         self.assertEqual(results[0].stdout, results[1].stdout)
 
+    # Fault: a tokenizer that becomes another one without a word: flags of added tokens, say.
+    def test_tokenizers(self):
+        refusals = {}
+        for name in sorted(os.listdir(TOKENIZERS)):
+            path = os.path.join(TOKENIZERS, name, "tokenizer.json")
+            if not os.path.exists(path):
+                continue
+            with open(path, encoding="utf-8") as file:
+                self.tokenizer_model.write_json("tokenizer.json", json.load(file))
+            out = self.path(name + ".gguf")
+            result = run("quantize", self.tokenizer_model.folder, out, "--type", "f16")
+            if result.returncode != 0:
+                self.assert_error(result, 2, "tokenizer.json: ", ": expected ")
+                self.assertFalse(os.path.exists(out) or os.path.exists(out + ".partial"))
+                refusals[name] = result.stderr.decode()
+                continue
+            cases = os.path.join(TOKENIZERS, name, "cases.jsonl")
+            result = run("tokenize", out, "--jsonl", cases)
+            self.assert_ok(result)
+            with open(cases, encoding="utf-8") as file:
+                expected = [json.loads(line)["ids"] for line in file]
+            self.assertEqual([json.loads(line) for line in result.stdout.splitlines()], expected,
+                             name)
+        self.assertIn("llama3", os.listdir(TOKENIZERS))
+        self.assertNotIn("llama3", refusals)
+        self.assertIn('added token "<mask>": lstrip: expected false, which is all a GGUF file can '
+                      "say, found true", refusals["gpt2"])
+        self.assertIn('added token "<tool>": normalized: expected false', refusals["llama2"])
+
+    # Fault: a flag of added tokens that is lost; one that changes nothing and is refused.
+    def test_added_tokens(self):
+        model = self.tokenizer_model
+        with open(os.path.join(TOKENIZERS, "gpt2", "tokenizer.json"), encoding="utf-8") as file:
+            tokenizer = json.load(file)
+        plain = dict(lstrip=False, rstrip=False, single_word=False, normalized=False)
+        out = self.path("x.gguf")
+        for flag, is_refused in (("lstrip", True), ("rstrip", True), ("single_word", True),
+                                 ("normalized", False)):
+            for token in tokenizer["added_tokens"]:
+                token.update(plain)
+            tokenizer["added_tokens"][2][flag] = True
+            model.write_json("tokenizer.json", tokenizer)
+            result = run("quantize", model.folder, out, "--type", "f16", "--force")
+            if is_refused:
+                self.assert_error(result, 2, f'added token "<right>": {flag}: expected false')
+                self.assertEqual(os.listdir(self.folder), ["model"])
+            else:
+                self.assert_ok(result)
+                cases = os.path.join(TOKENIZERS, "gpt2", "cases.jsonl")
+                ids = [run("tokenize", path, "--jsonl", cases) for path in (model.folder, out)]
+                self.assert_ok(ids[0])
+                self.assertEqual(ids[0].stdout, ids[1].stdout)
+
+    @property
+    def tokenizer_model(self):
+        """One whose vocabulary has room for the small tokenizers."""
+        if not hasattr(self, "_model"):
+            self._model = self.model()
+            self._model.config["vocab_size"] = 1005
+            self._model.tensors = small_tensors(self._model.config)
+            self._model.write()
+        return self._model
+
+    # Fault: two runs that write into one file, and a killed run that is in the way of the next.
+    def test_partial(self):
+        path = self.path("x.gguf")
+        with open(path + ".partial", "wb") as partial:
+            fcntl.flock(partial, fcntl.LOCK_EX)
+            for force in ((), ("--force",)):
+                self.assert_error(run("quantize", BUILTIN, path, *force), 2, "x.gguf.partial",
+                                  "another run writes it")
+            partial.write(b"x" * 5000000)
+        self.assert_ok(run("quantize", BUILTIN, path))
+        self.assertEqual(os.listdir(self.folder), ["x.gguf"])
+        self.assert_ok(run("inspect", path))
+
+    # Fault: a type that the help names and that does not work, or the reverse.
+    def test_types(self):
+        names = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k",
+                 "q6_k")
+        text = " ".join(run("quantize", "--help").stdout.decode().split())
+        self.assertIn(", ".join(names[:-1]) + " or q6_k", text)
+        for name in names + ("Q4_K",):
+            self.quantize(BUILTIN, "x.gguf", "--type", name, "--force")
+
     # Fault: arguments that are ignored, files that are replaced without --force.
     def test_refusals(self):
         path = self.path("out.gguf")
         self.assert_error(run("quantize"), 2, "MODEL and OUT.gguf", "neither")
         self.assert_error(run("quantize", BUILTIN), 2, "MODEL and OUT.gguf", "one of them")
         self.assert_error(run("quantize", BUILTIN, path, "x"), 2, 'unexpected argument "x"')
-        self.assert_error(run("quantize", BUILTIN, path, "--type", "q3_k"), 2, "q4_k or q6_k",
-                          "found q3_k")
+        self.assert_error(run("quantize", BUILTIN, path, "--type", "q3_k"), 2,
+                          "--type: expected f32,", "q5_k or q6_k, found q3_k")
         self.assertFalse(os.path.exists(path))
         self.write("out.gguf", "kept")
-        self.assert_error(run("quantize", BUILTIN, path), 2, path, "found a file there")
+        self.assert_error(run("quantize", BUILTIN, path), 2, path, "found a file there", "--force")
         self.assertEqual(os.path.getsize(path), 4)
         self.assert_error(run("quantize", BUILTIN, self.folder), 2, "found a folder")
         self.assert_error(run("quantize", BUILTIN, self.path("none/x.gguf")), 2, "cannot create")
+        self.assert_error(run("quantize", BUILTIN, ""), 2, "expected the name of a new file")
         self.assertEqual(os.listdir(self.folder), ["out.gguf"])
+        os.symlink("nothing", self.path("link"))
+        self.assert_error(run("quantize", BUILTIN, self.path("link")), 2, "link to nothing")
 
     # Fault: an infinite weight written as if it were a number, or one that F16 does not hold.
     def test_elements(self):
@@ -141,7 +232,7 @@ class Quantize(TestCase):
             resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
         result = run("quantize", BUILTIN, self.path("x.gguf"), preexec_fn=limit)
         self.assertIn(b"x.gguf: cannot write: File too large", result.stderr)
-        self.assertNotEqual(result.returncode, 0)
+        self.assertEqual(result.returncode, 1)
         self.assertEqual(os.listdir(self.folder), [])
 
     # Fault: half a file left by Ctrl-C, or a run that does not end.
@@ -157,13 +248,14 @@ class Quantize(TestCase):
         model.write()
         path = self.path("x.gguf")
         # The report does not fit the pipe: the program waits for us in the middle of its work.
-        process = start("quantize", model.folder, path, pipe_bytes=65536)
-        first = process.stdout.read(1)
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
-        self.assertEqual((process.returncode, errors), (130, b""))
-        self.assertLess((first + output).count(b"\n"), 9 * layers)
-        self.assertEqual(os.listdir(self.folder), ["model"])
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process = start("quantize", model.folder, path, pipe_bytes=65536)
+            first = process.stdout.read(1)
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=60)
+            self.assertEqual((process.returncode, errors), (128 + number, b""))
+            self.assertLess((first + output).count(b"\n"), 9 * layers)
+            self.assertEqual(os.listdir(self.folder), ["model"])
 
 
 if __name__ == "__main__":

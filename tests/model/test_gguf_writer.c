@@ -129,13 +129,15 @@ static void test_round_trip(void **state)
     free(bytes);
 }
 
-/* Catches a file that is replaced without being asked for, and a path that is none. */
+/* Catches a file that is replaced without being asked for, a path that is none, a second run that
+ * writes into the file of the first or deletes it, and a killed run that is in the way of the next.
+ */
 static void test_existing(void **state)
 {
     (void)state;
     char path[FIXTURE_PATH_BYTES], folder[FIXTURE_PATH_BYTES], missing[FIXTURE_PATH_BYTES + 32];
     struct imbrex_error err = {0};
-    struct gguf_writer writer = {0};
+    struct gguf_writer writer = {0}, other = {0};
     size_t num_bytes;
     fixture_path(path, "existing.gguf");
     fixture_write(path, "old", 3);
@@ -149,10 +151,27 @@ static void test_existing(void **state)
     /* What a killed run left. */
     fixture_write(partial_of(path), "half", 4);
     check(unlink(path) == 0 ? IMBREX_STATUS_OK : IMBREX_STATUS_IO, &err);
-    expect_error(gguf_writer_open(path, false, &writer, &err), IMBREX_STATUS_INVALID_ARGUMENT, &err,
-                 "existing.gguf.partial|another run");
-    write_all(path, true);
+    write_all(path, false);
     assert_true(exists(path));
+    check(gguf_writer_open(path, true, &writer, &err), &err);
+    expect_error(gguf_writer_open(path, true, &other, &err), IMBREX_STATUS_INVALID_ARGUMENT, &err,
+                 "existing.gguf.partial|another run writes it");
+    assert_true(exists(partial_of(path)));
+    /* Somebody else's file has taken its place: it gets neither the name nor deleted. */
+    check(gguf_writer_begin_tensors(&writer, &err), &err);
+    check(unlink(partial_of(path)) == 0 ? IMBREX_STATUS_OK : IMBREX_STATUS_IO, &err);
+    fixture_write(partial_of(path), "half", 4);
+    expect_error(gguf_writer_commit(&writer, &err), IMBREX_STATUS_OUTPUT, &err,
+                 "existing.gguf.partial|found another one");
+    gguf_writer_abandon(&writer);
+    assert_true(exists(partial_of(path)));
+    check(unlink(partial_of(path)) == 0 ? IMBREX_STATUS_OK : IMBREX_STATUS_IO, &err);
+    expect_error(gguf_writer_open("", true, &writer, &err), IMBREX_STATUS_INVALID_ARGUMENT, &err,
+                 "path: expected the name of a new file");
+    fixture_path(path, "dangling.gguf");
+    check(symlink("nothing-there", path) == 0 ? IMBREX_STATUS_OK : IMBREX_STATUS_IO, &err);
+    expect_error(gguf_writer_open(path, true, &writer, &err), IMBREX_STATUS_INVALID_ARGUMENT, &err,
+                 "dangling.gguf|a symbolic link to nothing");
     fixture_folder(folder, "folder.gguf");
     expect_error(gguf_writer_open(folder, true, &writer, &err), IMBREX_STATUS_INVALID_ARGUMENT,
                  &err, "folder.gguf|found a folder");
@@ -173,8 +192,8 @@ static void test_appeared(void **state)
     check(gguf_writer_open(path, false, &writer, &err), &err);
     check(gguf_writer_begin_tensors(&writer, &err), &err);
     fixture_write(path, "other", 5);
-    expect_error(gguf_writer_commit(&writer, &err), IMBREX_STATUS_IO, &err,
-                 "appeared.gguf: cannot rename the partial file: File exists");
+    expect_error(gguf_writer_commit(&writer, &err), IMBREX_STATUS_INVALID_ARGUMENT, &err,
+                 "appeared.gguf|found a file there");
     gguf_writer_abandon(&writer);
     char *kept = fixture_read(path, &num_bytes);
     assert_string_equal(kept, "other");
@@ -205,7 +224,7 @@ static void test_full_disk(void **state)
     }
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, handler);
-    expect_error(status, IMBREX_STATUS_IO, &err, "full.gguf: cannot write: File too large");
+    expect_error(status, IMBREX_STATUS_OUTPUT, &err, "full.gguf: cannot write: File too large");
     gguf_writer_abandon(&writer);
     assert_false(exists(path) || exists(partial_of(path)));
 }
