@@ -228,7 +228,8 @@ static int load(struct chat_state *state, const char *argument)
     int exit_code = conversation_load(&state->conversation, argument);
 
     if (exit_code == EXIT_CODE_OK) {
-        print_note("%zu messages", json_array_size(state->conversation.messages));
+        size_t count = json_array_size(state->conversation.messages);
+        print_note("%zu message%s", count, count == 1 ? "" : "s");
     }
     return exit_code;
 }
@@ -301,7 +302,10 @@ static int run_command(struct chat_state *state, char *line, enum next_step *nex
             *next = NEXT_STEP_END;
             return EXIT_CODE_OK;
         }
-        return command->run(state, argument);
+        int exit_code = command->run(state, argument);
+        /* The conversation is whole: the person may save it elsewhere. */
+        bool may_retry = exit_code == EXIT_CODE_FAILURE && state->input.is_terminal;
+        return may_retry ? EXIT_CODE_INPUT : exit_code;
     }
     output_error(
         "unknown command %s; /help lists them, and a space before the / makes it a message", line);
@@ -370,7 +374,8 @@ static int take_turn(struct chat_state *state, enum next_step *next)
     return EXIT_CODE_FAILURE;
 }
 
-/* A person may try again after bad input; a pipe ends there, so that nothing goes unnoticed. */
+/* A person may try again after bad input or a failed command; a pipe ends there, so that nothing
+ * goes unnoticed. */
 static int converse(struct chat_state *state)
 {
     enum next_step next = NEXT_STEP_GO_ON;

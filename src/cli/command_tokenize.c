@@ -2,6 +2,7 @@
 /* imbrex tokenize: text to token ids, of one text or of a stream of JSON lines. Needs a tokenizer
  * only, no weights. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -225,6 +226,30 @@ static int print_json_chat(const char *text, size_t text_bytes, const int32_t *t
     return EXIT_CODE_OK;
 }
 
+/* The library names its arguments, "messages: ..." or "messages[0]...": the user gave files. */
+static int report_chat_error(const struct tokenize_settings *settings,
+                             const struct imbrex_error *err)
+{
+    const struct {
+        const char *argument, *path;
+    } sources[] = {{"messages", settings->chat}, {"tools", settings->tools}};
+
+    for (size_t i = 0; i < sizeof(sources) / sizeof(sources[0]); i++) {
+        size_t length = strlen(sources[i].argument);
+        const char *rest = err->message + length;
+        if (sources[i].path != NULL && strncmp(err->message, sources[i].argument, length) == 0 &&
+            (rest[0] == '[' || (rest[0] == ':' && rest[1] == ' '))) {
+            struct imbrex_error named = {.status = err->status};
+            int written = snprintf(named.message, sizeof(named.message), "%s: %s",
+                                   input_display_name(sources[i].path), err->message);
+            if (written >= 0 && (size_t)written < sizeof(named.message)) {
+                return output_library_error(&named);
+            }
+        }
+    }
+    return output_library_error(err);
+}
+
 static int print_chat(const struct tokenize_settings *settings, const struct imbrex_model *model,
                       const char *messages, const struct imbrex_chat_options *options)
 {
@@ -236,7 +261,7 @@ static int print_chat(const struct tokenize_settings *settings, const struct imb
 
     if (imbrex_chat_tokenize(model, messages, options, &token_ids, &num_tokens, &text, &text_bytes,
                              &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+        return report_chat_error(settings, &err);
     }
     if (settings->json) {
         exit_code = print_json_chat(text, text_bytes, token_ids, num_tokens);
@@ -255,10 +280,10 @@ static int tokenize_chat(const struct tokenize_settings *settings, const char *m
     struct conversation conversation = {0};
     char *messages = NULL, *tools = NULL;
     size_t num_bytes;
-    int exit_code = input_read_text(settings->chat, &messages, &num_bytes);
+    int exit_code = input_read_text(settings->chat, INPUT_MAX_BYTES, &messages, &num_bytes);
 
     if (exit_code == EXIT_CODE_OK && settings->tools != NULL) {
-        exit_code = input_read_text(settings->tools, &tools, &num_bytes);
+        exit_code = input_read_text(settings->tools, INPUT_MAX_BYTES, &tools, &num_bytes);
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = session_open_model(&session, model);
@@ -289,6 +314,12 @@ static int run(const void *settings, const char *model)
     if (num_inputs != 1) {
         output_error("tokenize: expected one of --text, --file, --jsonl and --chat, found %s",
                      num_inputs == 0 ? "none" : "several");
+        return EXIT_CODE_INPUT;
+    }
+    if (state.settings->chat != NULL &&
+        (state.settings->no_special || state.settings->no_parse_special)) {
+        output_error("tokenize: expected no --no-special and no --no-parse-special with --chat, "
+                     "where the template alone makes special tokens, found one");
         return EXIT_CODE_INPUT;
     }
     if (state.settings->chat != NULL) {

@@ -3,13 +3,21 @@
 #include "cli/conversation.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli/command.h"
 #include "cli/input.h"
 #include "cli/output.h"
+
+/* A template goes through a parser that keeps a tree of it; real ones have some KiB. */
+#define MAX_TEMPLATE_BYTES ((size_t)1 << 20)
 
 static int report_out_of_memory(void)
 {
@@ -39,7 +47,8 @@ static int64_t local_time(void)
 static int read_template(struct conversation *conversation, const char *path)
 {
     size_t num_bytes;
-    int exit_code = input_read_text(path, &conversation->template_text, &num_bytes);
+    int exit_code =
+        input_read_text(path, MAX_TEMPLATE_BYTES, &conversation->template_text, &num_bytes);
 
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
@@ -168,14 +177,96 @@ void conversation_clear(struct conversation *conversation)
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
+static bool write_all(int fd, const char *bytes, size_t num_bytes)
+{
+    while (num_bytes > 0) {
+        ssize_t count = write(fd, bytes, num_bytes);
+        if (count < 0 && errno == EINTR) {
+            continue;
+        }
+        if (count < 0) {
+            return false;
+        }
+        bytes += count;
+        num_bytes -= (size_t)count;
+    }
+    return true;
+}
+
+/* Closes the file too. `mode` is the file's that will be replaced, or 0. errno tells why not. */
+static bool write_new_file(int fd, mode_t mode, const char *bytes, size_t num_bytes)
+{
+    bool is_written =
+        write_all(fd, bytes, num_bytes) && (mode == 0 || fchmod(fd, mode) == 0) && fsync(fd) == 0;
+    int cause = errno;
+    bool is_closed = close(fd) == 0;
+
+    if (!is_written) {
+        errno = cause;
+    }
+    return is_written && is_closed;
+}
+
+/* What stands in the file stays until the new bytes are on the disk. errno tells why not. */
+static bool replace_regular_file(const char *path, mode_t mode, const char *bytes, size_t num_bytes)
+{
+    char partial[PATH_MAX + sizeof(".partial")];
+    int length = snprintf(partial, sizeof(partial), "%s.partial", path);
+
+    if (length < 0 || (size_t)length >= sizeof(partial)) {
+        errno = ENAMETOOLONG;
+        return false;
+    }
+    int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return false;
+    }
+    if (!write_new_file(fd, mode, bytes, num_bytes) || rename(partial, path) != 0) {
+        int cause = errno;
+        unlink(partial);
+        errno = cause;
+        return false;
+    }
+    return true;
+}
+
+static bool replace_file(const char *path, const char *bytes, size_t num_bytes)
+{
+    struct stat status;
+    char target[PATH_MAX];
+
+    /* A link goes on pointing to the file. */
+    if (stat(path, &status) != 0 || realpath(path, target) == NULL) {
+        return errno == ENOENT && replace_regular_file(path, 0, bytes, num_bytes);
+    }
+    if (S_ISREG(status.st_mode)) {
+        return replace_regular_file(target, status.st_mode & 07777, bytes, num_bytes);
+    }
+    /* A device or a pipe has nothing to lose, and must not become a file. */
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return false;
+    }
+    bool is_written = write_all(fd, bytes, num_bytes);
+    int cause = errno;
+    close(fd);
+    errno = cause;
+    return is_written;
+}
+
 int conversation_save(const struct conversation *conversation, const char *path)
 {
-    errno = 0;
-    if (json_dump_file(conversation->messages, path, JSON_INDENT(2)) != 0) {
-        output_error("%s: cannot write: %s", path, errno != 0 ? strerror(errno) : "out of memory");
-        return EXIT_CODE_FAILURE;
+    char *text = json_dumps(conversation->messages, JSON_INDENT(2));
+
+    if (text == NULL) {
+        return report_out_of_memory();
     }
-    return EXIT_CODE_OK;
+    bool is_saved = replace_file(path, text, strlen(text));
+    if (!is_saved) {
+        output_error("%s: cannot write: %s", path, strerror(errno));
+    }
+    free(text);
+    return is_saved ? EXIT_CODE_OK : EXIT_CODE_FAILURE;
 }
 
 int conversation_load(struct conversation *conversation, const char *path)
@@ -190,9 +281,15 @@ int conversation_load(struct conversation *conversation, const char *path)
     }
     json_t *messages = json_loadb(bytes, num_bytes, JSON_REJECT_DUPLICATES, &json_error);
     free(bytes);
+    if (messages == NULL && json_error_code(&json_error) == json_error_out_of_memory) {
+        return report_out_of_memory();
+    }
     if (messages == NULL) {
-        output_error("%s: line %d: not JSON: %s", input_display_name(path), json_error.line,
-                     json_error.text);
+        output_error("%s: line %d, column %d: expected a JSON array of messages, found %s",
+                     input_display_name(path), json_error.line, json_error.column,
+                     json_error_code(&json_error) == json_error_duplicate_key
+                         ? "the same key twice in an object"
+                         : "what is not JSON");
         return EXIT_CODE_INPUT;
     }
     bool has_messages = json_is_array(messages) && json_array_size(messages) > 0;

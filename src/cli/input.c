@@ -37,7 +37,7 @@ static int report_out_of_memory(const char *path)
 }
 
 /* Reads to the end of an open file. */
-static int read_to_end(int fd, const char *path, char **bytes, size_t *num_bytes)
+static int read_to_end(int fd, const char *path, size_t max_bytes, char **bytes, size_t *num_bytes)
 {
     size_t capacity = FIRST_READ_BYTES, length = 0;
     char *buffer = malloc(capacity);
@@ -60,6 +60,12 @@ static int read_to_end(int fd, const char *path, char **bytes, size_t *num_bytes
             break;
         }
         length += (size_t)count;
+        if (length > max_bytes) {
+            output_error("%s: expected at most %zu bytes, found more", input_display_name(path),
+                         max_bytes);
+            free(buffer);
+            return EXIT_CODE_INPUT;
+        }
         if (length + 1 == capacity) {
             char *larger = capacity <= SIZE_MAX / 2 ? realloc(buffer, capacity * 2) : NULL;
             if (larger == NULL) {
@@ -76,23 +82,28 @@ static int read_to_end(int fd, const char *path, char **bytes, size_t *num_bytes
     return EXIT_CODE_OK;
 }
 
-int input_read_file(const char *path, char **bytes, size_t *num_bytes)
+static int read_file(const char *path, size_t max_bytes, char **bytes, size_t *num_bytes)
 {
     if (strcmp(path, "-") == 0) {
-        return read_to_end(STDIN_FILENO, path, bytes, num_bytes);
+        return read_to_end(STDIN_FILENO, path, max_bytes, bytes, num_bytes);
     }
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         return report_errno(path, "open");
     }
-    int exit_code = read_to_end(fd, path, bytes, num_bytes);
+    int exit_code = read_to_end(fd, path, max_bytes, bytes, num_bytes);
     close(fd);
     return exit_code;
 }
 
-int input_read_text(const char *path, char **text, size_t *num_bytes)
+int input_read_file(const char *path, char **bytes, size_t *num_bytes)
 {
-    int exit_code = input_read_file(path, text, num_bytes);
+    return read_file(path, INPUT_MAX_BYTES, bytes, num_bytes);
+}
+
+int input_read_text(const char *path, size_t max_bytes, char **text, size_t *num_bytes)
+{
+    int exit_code = read_file(path, max_bytes, text, num_bytes);
 
     if (exit_code == EXIT_CODE_OK && strlen(*text) != *num_bytes) {
         output_error("%s: expected a text, found a NUL byte", input_display_name(path));

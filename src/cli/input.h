@@ -10,11 +10,15 @@
 /* The name of a path in messages. */
 const char *input_display_name(const char *path);
 
-/* A whole file: *bytes is [*num_bytes] plus a NUL, freed by the caller with free(). */
+/* What is longer is refused: a device without an end must not take all memory. */
+#define INPUT_MAX_BYTES ((size_t)1 << 30)
+
+/* A whole file of at most INPUT_MAX_BYTES: *bytes is [*num_bytes] plus a NUL, freed by the caller
+ * with free(). */
 int input_read_file(const char *path, char **bytes, size_t *num_bytes);
 
-/* The same for a text, in which NUL bytes are refused. */
-int input_read_text(const char *path, char **text, size_t *num_bytes);
+/* The same for a text of at most `max_bytes`, in which NUL bytes are refused. */
+int input_read_text(const char *path, size_t max_bytes, char **text, size_t *num_bytes);
 
 /* A JSON array of token ids, each in [0, vocab_size): *token_ids is [*num_tokens], freed by the
  * caller with free(). */

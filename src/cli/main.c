@@ -36,12 +36,15 @@ static void print_overview(void)
                   "Try: imbrex run -p \"Once upon a time\"\n");
 }
 
-static void print_command_help(const struct command *command)
+static int print_command_help(const struct command *command)
 {
     output_printf("Usage: imbrex %s %s\n\n", command->name, command->synopsis);
     options_print_wrapped(command->description, 0, false);
-    options_print_help(&command->options, command->defaults);
+    if (!options_print_help(&command->options, command->defaults)) {
+        return EXIT_CODE_FAILURE;
+    }
     output_printf("\nExamples:\n%s", command->examples);
+    return EXIT_CODE_OK;
 }
 
 /* NULL if there is no such command: reported. */
@@ -85,8 +88,7 @@ static int help_main(int argc, char **argv)
     if (command == NULL) {
         return EXIT_CODE_INPUT;
     }
-    print_command_help(command);
-    return EXIT_CODE_OK;
+    return print_command_help(command);
 }
 
 /* Runs a command on parsed settings. argv[first_operand, argc) are the operands. */
@@ -124,8 +126,7 @@ static int command_main(const struct command *command, int argc, char **argv)
     memcpy(settings, command->defaults, command->settings_bytes);
     switch (options_parse(&command->options, argc, argv, settings, &first_operand)) {
     case OPTIONS_RESULT_HELP:
-        print_command_help(command);
-        exit_code = EXIT_CODE_OK;
+        exit_code = print_command_help(command);
         break;
     case OPTIONS_RESULT_OK:
         exit_code = run_operands(command, argc, argv, first_operand, settings);

@@ -16,6 +16,8 @@
 #define HELP_COLUMNS 80
 #define HELP_LEFT_COLUMNS 26
 #define MAX_OPTIONS 40
+/* Of any int64_t, and of any double in %g. */
+#define NUMBER_TEXT_BYTES 32
 /* getopt's value for the long option at index i is FIRST_LONG_VALUE + i, above every character. */
 #define FIRST_LONG_VALUE 256
 #define HELP_VALUE (FIRST_LONG_VALUE + MAX_OPTIONS)
@@ -390,29 +392,28 @@ void options_print_wrapped(const char *text, int indent, bool hanging)
     output_printf("\n");
 }
 
-/* " [default: ...]", or nothing where off is the only sensible reading. */
-static void format_default(const struct option_spec *option, const void *defaults, char *text,
-                           size_t text_bytes)
+/* What stands after "default: ", in `buffer` or elsewhere; NULL where off is the only sensible
+ * reading. */
+static const char *default_value(const struct option_spec *option, const void *defaults,
+                                 char buffer[NUMBER_TEXT_BYTES])
 {
     const void *target = (const unsigned char *)defaults + option->offset;
 
-    text[0] = '\0';
     if (option->default_text != NULL) {
-        snprintf(text, text_bytes, " [default: %s]", option->default_text);
-        return;
+        return option->default_text;
     }
     switch (option->type) {
     case OPTION_TYPE_INTEGER:
-        snprintf(text, text_bytes, " [default: %lld]",
+        snprintf(buffer, NUMBER_TEXT_BYTES, "%lld",
                  (long long)((const struct option_integer *)target)->value);
-        break;
+        return buffer;
     case OPTION_TYPE_REAL:
-        snprintf(text, text_bytes, " [default: %g]", ((const struct option_real *)target)->value);
-        break;
+        snprintf(buffer, NUMBER_TEXT_BYTES, "%g", ((const struct option_real *)target)->value);
+        return buffer;
     case OPTION_TYPE_CHOICE:
         for (const struct option_choice *choice = option->choices; choice->name != NULL; choice++) {
             if (choice->value == ((const struct option_integer *)target)->value) {
-                snprintf(text, text_bytes, " [default: %s]", choice->name);
+                return choice->name;
             }
         }
         break;
@@ -422,42 +423,52 @@ static void format_default(const struct option_spec *option, const void *default
     case OPTION_TYPE_UNSIGNED:
         break;
     }
+    return NULL;
 }
 
 static void print_option(const char *long_name, char short_name, const char *argument,
                          const char *help)
 {
-    char left[64];
     char short_text[5] = "    ";
 
     if (short_name != 0) {
         snprintf(short_text, sizeof(short_text), "-%c, ", short_name);
     }
-    int length = snprintf(left, sizeof(left), "  %s--%s%s%s", short_text, long_name,
-                          argument != NULL ? " " : "", argument != NULL ? argument : "");
+    size_t length = strlen("  -x, --") + strlen(long_name);
+    output_printf("  %s--%s", short_text, long_name);
+    if (argument != NULL) {
+        length += 1 + strlen(argument);
+        output_printf(" %s", argument);
+    }
     if (length < HELP_LEFT_COLUMNS - 1) {
-        output_printf("%-*s", HELP_LEFT_COLUMNS, left);
+        output_printf("%*s", HELP_LEFT_COLUMNS - (int)length, "");
     } else {
-        output_printf("%s\n%*s", left, HELP_LEFT_COLUMNS, "");
+        output_printf("\n%*s", HELP_LEFT_COLUMNS, "");
     }
     options_print_wrapped(help, HELP_LEFT_COLUMNS, true);
 }
 
-void options_print_help(const struct option_table *table, const void *defaults)
+bool options_print_help(const struct option_table *table, const void *defaults)
 {
     const char *group = "";
 
     for (size_t i = 0; i < table->count; i++) {
         const struct option_spec *option = &table->options[i];
-        char default_text[96], help[512];
+        char buffer[NUMBER_TEXT_BYTES], *help = NULL;
+        const char *value = default_value(option, defaults, buffer);
         if (strcmp(group, option->group) != 0) {
             group = option->group;
             output_printf("\n%s:\n", group);
         }
-        format_default(option, defaults, default_text, sizeof(default_text));
-        snprintf(help, sizeof(help), "%s%s", option->help, default_text);
-        print_option(option->long_name, option->short_name, option->argument, help);
+        if (value != NULL && asprintf(&help, "%s [default: %s]", option->help, value) < 0) {
+            output_error("out of memory");
+            return false;
+        }
+        print_option(option->long_name, option->short_name, option->argument,
+                     value != NULL ? help : option->help);
+        free(help);
     }
     output_printf("\nOther:\n");
     print_option("help", 'h', NULL, "print this text");
+    return true;
 }

@@ -75,8 +75,9 @@ enum options_result options_parse(const struct option_table *table, int argc, ch
 /* Frees what parsing allocated. Safe on unparsed settings. */
 void options_release(const struct option_table *table, void *settings);
 
-/* Prints the table, grouped and wrapped to 80 columns, to standard output. */
-void options_print_help(const struct option_table *table, const void *defaults);
+/* Prints the table, grouped and wrapped to 80 columns, to standard output. False if
+ * memory is out: reported. */
+bool options_print_help(const struct option_table *table, const void *defaults);
 /* Prints words wrapped to 80 columns; each line, but not the first if `hanging`, is indented. */
 void options_print_wrapped(const char *text, int indent, bool hanging);
 

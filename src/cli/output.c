@@ -59,6 +59,7 @@ int output_library_error(const struct imbrex_error *err)
     switch (err->status) {
     case IMBREX_STATUS_OUT_OF_MEMORY:
     case IMBREX_STATUS_DEVICE:
+    case IMBREX_STATUS_OUTPUT:
     case IMBREX_STATUS_INTERNAL:
         return EXIT_CODE_FAILURE;
     default:

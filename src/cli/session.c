@@ -6,18 +6,47 @@
 #include "cli/output.h"
 #include "cli/signals.h"
 
+/* An imbrex_log_fn. */
+static void take_log(void *user, enum imbrex_log_level level, const char *message)
+{
+    const struct session *session = user;
+    bool is_held = session->held_warnings != NULL && level >= IMBREX_LOG_LEVEL_WARNING &&
+                   json_array_append_new(session->held_warnings, json_string(message)) == 0;
+
+    if (!is_held) {
+        output_log(NULL, level, message);
+    }
+}
+
+/* Prints them, or drops what an error makes needless. */
+static void release_warnings(struct session *session, bool is_needed)
+{
+    for (size_t i = 0; is_needed && i < json_array_size(session->held_warnings); i++) {
+        output_warning("%s", json_string_value(json_array_get(session->held_warnings, i)));
+    }
+    json_decref(session->held_warnings);
+    session->held_warnings = NULL;
+}
+
 int session_open_model(struct session *session, const char *model)
 {
     struct imbrex_error err = {0};
     struct imbrex_model_options options = imbrex_model_options_default();
 
     session->model_name = model_display_name(model);
-    options.log = output_log;
-    if (imbrex_model_open(model, &options, &session->model, &err) != IMBREX_STATUS_OK) {
+    options.log = take_log;
+    options.log_user = session;
+    /* Without memory for them, warnings are printed at once. */
+    session->held_warnings = json_array();
+    enum imbrex_status status = imbrex_model_open(model, &options, &session->model, &err);
+    bool has_tokenizer =
+        status == IMBREX_STATUS_OK && imbrex_model_tokenizer(session->model) != NULL;
+    release_warnings(session, status != IMBREX_STATUS_OK || has_tokenizer);
+    if (status != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
     signals_set_model(session->model);
-    if (imbrex_model_tokenizer(session->model) == NULL) {
+    if (!has_tokenizer) {
         output_error("%s: expected a model with a tokenizer, found none", session->model_name);
         return EXIT_CODE_INPUT;
     }

@@ -5,9 +5,12 @@
 #define IMBREX_CLI_SESSION_H
 
 #include "cli/engine_settings.h"
+#include <jansson.h>
+
 #include "imbrex.h"
 
 struct session {
+    json_t *held_warnings;  /* while the model is opened, else NULL */
     const char *model_name; /* for messages */
     struct imbrex_model *model;
     struct imbrex_engine *engine;

@@ -6,6 +6,7 @@ The tests are run from the root of the tree and write below the build folder onl
 import array
 import json
 import os
+import pty
 import random
 import re
 import shutil
@@ -25,6 +26,14 @@ TIMEOUT_S = 120
 SANITIZED = False
 with open(IMBREX, "rb") as program:
     SANITIZED = b"__asan_init" in program.read()
+
+
+def open_terminal(test):
+    """Both ends of a pseudo-terminal; skips the test where there is none (some containers)."""
+    try:
+        return pty.openpty()
+    except OSError as error:
+        return test.skipTest(f"no pseudo-terminal: {error}")
 
 
 def run(*arguments, **options):

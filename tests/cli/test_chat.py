@@ -5,14 +5,15 @@ import codecs
 import fcntl
 import json
 import os
-import pty
+import resource
 import select
 import signal
+import stat
 import subprocess
 import termios
 import unittest
 
-from support import IMBREX, ROOT, TIMEOUT_S, TestCase, run
+from support import IMBREX, ROOT, TIMEOUT_S, TestCase, open_terminal, run
 
 QWEN = os.path.join(ROOT, "tests", "golden", "qwen2-tiny-4m")
 CHATML = ["--chat-template", "chatml"]
@@ -111,6 +112,13 @@ class Template(TestCase):
             file.write(content.replace(b"{{ eos_token }}", b"{{ eos_token }\xff", 1))
         self.assert_error(run("chat", broken), 2, broken, "tokenizer.chat_template", "UTF-8")
 
+    # Fault: a missing tokenizer is told twice, as a warning and as an error.
+    def test_no_tokenizer(self):
+        os.remove(os.path.join(self.model_path, "tokenizer.json"))
+        for arguments in (["chat"], ["run", "-q", "-p", "Hi"]):
+            self.assert_error(run(arguments[0], self.model_path, *arguments[1:]), 2,
+                              self.model_path, "tokenizer")
+
     # Fault: tools do not reach the template, or do not choose the one that is meant for them.
     def test_tools(self):
         self.config(chat_template=[{"name": "default", "template": "plain {{ tools }}"},
@@ -128,6 +136,8 @@ class Template(TestCase):
         self.assert_error(run("chat", QWEN, "--chat-template", broken), 2, broken + ":2: ")
         binary = self.write("binary.jinja", b"\xff\xfe")
         self.assert_error(run("chat", QWEN, "--chat-template", binary), 2, binary, "UTF-8")
+        self.assert_error(run("chat", QWEN, "--chat-template", "/dev/zero"), 2, "/dev/zero",
+                          "at most 1048576 bytes")
         refusing = self.write("no.jinja", "{{ raise_exception('only kings') }}")
         result = run("run", QWEN, "--chat", "-p", "Hi", "--chat-template", refusing)
         self.assert_error(result, 2, refusing, "only kings")
@@ -179,7 +189,17 @@ class Ids(TestCase):
                     input=json.dumps([user("Hi")]).encode())
         self.assertEqual(piped.stdout, table.stdout)
         bad = self.write("bad.json", '[{"content": "x"}]')
-        self.assert_error(run("tokenize", QWEN, "--chat", bad, *CHATML), 2, "messages[0].role")
+        self.assert_error(run("tokenize", QWEN, "--chat", bad, *CHATML), 2,
+                          f"{bad}: messages[0].role")
+        cut = self.write("cut.json", "[\n")
+        self.assert_error(run("tokenize", QWEN, "--chat", cut, *CHATML), 2, f"{cut}: messages: ")
+        self.assert_error(run("tokenize", QWEN, "--chat", "-", *CHATML, input=b"["), 2,
+                          "standard input: messages: ")
+        self.assert_error(run("tokenize", QWEN, "--chat", path, "--tools", cut, *CHATML), 2,
+                          f"{cut}: tools: ")
+        for option in ("--no-special", "--no-parse-special"):
+            self.assert_error(run("tokenize", QWEN, "--chat", path, option, *CHATML), 2, option,
+                              "--chat")
         self.assert_error(run("tokenize", QWEN, "--text", "x", *CHATML), 2, "--chat")
         self.assert_error(run("run", QWEN, "-p", "x", *CHATML), 2, "--chat-template", "--chat")
         self.assert_error(run("run", QWEN, "-p", "x", "--system", "y"), 2, "--system", "--chat")
@@ -259,10 +279,45 @@ class Pipe(TestCase):
                             (f"/load {self.path('none')}", [self.path("none"), "No such file"]),
                             (f"/save {self.path('none/x')}", [self.path("none/x"), "cannot write"]),
                             (f"/load {self.write('bad', '[1]')}", ["bad", "array of messages"]),
-                            (f"/load {self.write('no', '[')}", ["no", "not JSON"])):
+                            (f"/load {self.write('no', '[')}", ["no: line 1", "not JSON"]),
+                            ("/load " + self.write("two", '[{"a": 1, "a": 2}]'),
+                             ["two: line 1", "same key twice"])):
             result = chat(text=line + "\nHello\n")
             self.assertEqual(result.stdout, b"", line)
             self.assert_error(result, 1 if "/save /" in line else 2, *parts)
+
+    # Fault: one message is counted as "1 messages".
+    def test_count_of_one(self):
+        path = self.write("one.json", json.dumps([user("Hi")]))
+        self.assertIn("(1 message)", chat(text=f"/load {path}\n").stderr.decode())
+
+    # Fault: a save that fails half way destroys the file that it should replace.
+    def test_save_on_full_disk(self):
+        path = self.write("kept.json", "old")
+        result = chat("--system", "word " * 1000, text=f"/save {path}\n", restore_signals=False,
+                      preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
+        self.assert_error(result, 1, path, "cannot write", "File too large")
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "old")
+        self.assertEqual(os.listdir(self.folder), ["kept.json"])
+
+    # Fault: a save turns a link or a pipe into a file, opens a private file to others, or leaves
+    # its partial file.
+    def test_save_replaces(self):
+        path, link, pipe = self.write("real.json", "old"), self.path("link"), self.path("pipe")
+        os.chmod(path, 0o600)
+        os.symlink(path, link)
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        self.assert_ok(chat("--system", "S", text=f"/save {link}\n/save {pipe}\n"))
+        saved = [{"role": "system", "content": "S"}]
+        self.assertTrue(os.path.islink(link))
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(json.load(file), saved)
+        self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
+        self.assertEqual(json.loads(os.read(reader, 4096)), saved)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["link", "pipe", "real.json"])
 
     # Fault: bytes that are no text reach the model as something else.
     def test_bad_text(self):
@@ -330,7 +385,7 @@ class Terminal(TestCase):
     """The program on a pseudo terminal; what it waits for is awaited, never time."""
 
     def open(self, *arguments):
-        self.master, slave = pty.openpty()
+        self.master, slave = open_terminal(self)
         self.addCleanup(os.close, self.master)
         self.process = subprocess.Popen([IMBREX, "chat", QWEN, *CHATML, *arguments], stdin=slave,
                                         stdout=slave, stderr=slave, start_new_session=True,
@@ -420,6 +475,23 @@ class Terminal(TestCase):
         self.expect("Hello\r\n")
         self.assertIn(self.expect("> ").replace("\r\n", "\n"),
                       chat("-n", "4", "-c", "60", text="Hello\n").stdout.decode())
+        self.type("/exit\n")
+        self.expect_end(0)
+
+    # Fault: a file that cannot be written ends the conversation, which is lost.
+    def test_failed_save(self):
+        self.open("-n", "2")
+        self.type("Hello\n")
+        self.expect("Hello\r\n")
+        self.expect("> ")
+        self.type(f"/save {self.path('none/x')}\n")
+        self.expect("cannot write")
+        self.expect("> ")
+        path = self.path("saved.json")
+        self.type(f"/save {path}\n")
+        self.expect("> ")
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual([m["role"] for m in json.load(file)], ["user", "assistant"])
         self.type("/exit\n")
         self.expect_end(0)
 

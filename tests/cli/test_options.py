@@ -56,6 +56,18 @@ class Help(TestCase):
         self.assertRegex(run("help", "perplexity").stdout.decode(), r"\[default:\s+512\]")
         self.assertRegex(run("help", "run").stdout.decode(), r"\[default:\s+auto\]")
 
+    # Fault: help that a buffer of fixed size cuts.
+    def test_nothing_is_cut(self):
+        for command in (*COMMANDS, "quantize"):
+            text = run("help", command).stdout.decode()
+            options = text[text.index("\n\n") : text.index("\nOther:")]
+            for default in re.findall(r"\[default:[^\]]*\]?", options):
+                self.assertNotRegex(default, r"\n\n|\n  (-|    --)", command)
+                self.assertTrue(default.endswith("]"), default)
+            self.assertEqual(options.count("["), options.count("]"), command)
+        self.assertRegex(run("help", "run").stdout.decode(),
+                         r"at\s+most\s+what\s+the\s+model\s+was\s+made\s+for\]")
+
     # Fault: a version line that scripts cannot read.
     def test_version(self):
         self.assertRegex(run("--version").stdout.decode(), r"\Aimbrex \d+\.\d+\.\d+\n\Z")

@@ -4,11 +4,10 @@
 import json
 import math
 import os
-import pty
 import struct
 import unittest
 
-from support import TestCase, run
+from support import TestCase, open_terminal, run
 
 TEXT = ("Once upon a time, there was a little girl named Lily. She loved to play outside in the "
         "park. One day, she saw a big, red ball.")
@@ -113,7 +112,7 @@ class Perplexity(TestCase):
         model.tensors["model.embed_tokens.weight"]["content"] = bytes(rows)
         model.write()
         path = self.write("ids.json", "[1, 2, 300, 3]")
-        controller, terminal = pty.openpty()
+        controller, terminal = open_terminal(self)
         self.addCleanup(os.close, controller)
         result = run("perplexity", model.folder, "--ids", path, "--window", "2", stderr=terminal)
         os.close(terminal)
