@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Byte pair encoding: the pair of neighbours with the lowest rank is merged, the leftmost of equal
  * ones, until no pair has a rank. Short words look for the pair by walking over all of them; long
- * ones (somebody's 1 MB of "aaaa") keep the symbols in a linked list and their pairs in a heap, so
- * that a word costs O(n log n) whatever is in it. */
+ * ones (somebody's 1 MB of "aaaa") keep the symbols in a linked list and in a heap those pairs that
+ * come before both of their neighbours, so that a word costs O(n log n) whatever is in it, and
+ * hardly more than n where it is one letter again and again. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -152,8 +153,10 @@ static size_t merge_short_word(const struct merge_table *table, int32_t *ids, si
 
 /* ---- long words ----------------------------------------------------------------------------- */
 
-/* Heap of rank << 32 | symbol: the smallest key is the lowest rank, then the leftmost symbol. An
- * entry is out of date when the symbol's rank is another by now. */
+/* Heap of rank << 32 | symbol: the smallest key is the lowest rank, then the leftmost symbol. It
+ * holds each pair whose key is below those of the pairs on both sides, the smallest of all among
+ * them; a pair that is not needs no entry before one beside it has been merged. An entry is out of
+ * date when the symbol's rank is another by now. */
 struct pair_heap {
     uint64_t *keys;
     size_t num_keys;
@@ -199,15 +202,24 @@ static uint64_t heap_pop(struct pair_heap *heap)
     return key;
 }
 
-/* Looks up the pair that begins at a symbol, and queues it. */
-static void symbol_pair(const struct merge_table *table, struct bpe_symbol *symbols, uint32_t at,
-                        struct pair_heap *heap)
+/* Looks up the pair that begins at a symbol. */
+static void symbol_pair(const struct merge_table *table, struct bpe_symbol *symbols, uint32_t at)
 {
     struct bpe_symbol *symbol = &symbols[at];
     symbol->rank = symbol->next == symbol_none
                        ? MERGE_NO_RANK
                        : merge_rank(table, symbol->id, symbols[symbol->next].id, &symbol->merged);
-    if (symbol->rank != MERGE_NO_RANK) {
+}
+
+/* Queues the pair that begins at a symbol if it comes before both of its neighbours. */
+static void symbol_queue(const struct bpe_symbol *symbols, uint32_t at, struct pair_heap *heap)
+{
+    if (at == symbol_none || symbols[at].rank == MERGE_NO_RANK) {
+        return;
+    }
+    const struct bpe_symbol *symbol = &symbols[at];
+    if ((symbol->prev == symbol_none || symbols[symbol->prev].rank > symbol->rank) &&
+        symbols[symbol->next].rank >= symbol->rank) {
         heap_push(heap, (uint64_t)symbol->rank << 32 | at);
     }
 }
@@ -249,7 +261,8 @@ static size_t merge_long_word(const struct merge_table *table, int32_t *ids, siz
                               struct bpe_scratch *scratch)
 {
     struct bpe_symbol *symbols = scratch->symbols;
-    /* Each of the n - 1 merges at most takes one key out and puts two in: 2 (n - 1) keys fit. */
+    /* No two neighbours are queued, so n / 2 keys at first. Each of the n - 1 merges at most takes
+     * one out and looks at four pairs in a row, of which it puts in two: 2 n keys fit. */
     struct pair_heap heap = {.keys = scratch->heap};
     uint32_t num_symbols = (uint32_t)num_ids;
     for (uint32_t i = 0; i < num_symbols; i++) {
@@ -261,7 +274,10 @@ static size_t merge_long_word(const struct merge_table *table, int32_t *ids, siz
         };
     }
     for (uint32_t i = 0; i < num_symbols; i++) {
-        symbol_pair(table, symbols, i, &heap);
+        symbol_pair(table, symbols, i);
+    }
+    for (uint32_t i = 0; i < num_symbols; i++) {
+        symbol_queue(symbols, i, &heap);
     }
     while (heap.num_keys > 0) {
         uint64_t key = heap_pop(&heap);
@@ -277,10 +293,14 @@ static size_t merge_long_word(const struct merge_table *table, int32_t *ids, siz
         if (symbol->next != symbol_none) {
             symbols[symbol->next].prev = at;
         }
-        symbol_pair(table, symbols, at, &heap);
+        symbol_pair(table, symbols, at);
         if (symbol->prev != symbol_none) {
-            symbol_pair(table, symbols, symbol->prev, &heap);
+            symbol_pair(table, symbols, symbol->prev);
+            symbol_queue(symbols, symbols[symbol->prev].prev, &heap);
+            symbol_queue(symbols, symbol->prev, &heap);
         }
+        symbol_queue(symbols, at, &heap);
+        symbol_queue(symbols, symbol->next, &heap);
     }
     size_t num_left = 0;
     for (uint32_t i = 0; i != symbol_none; i = symbols[i].next) {
