@@ -205,9 +205,11 @@ bool word_pattern_find(const char *text, enum word_pattern *pattern);
 /* Any other expression, compiled by PCRE2. Never changed once it is built. */
 struct split_regex;
 
-/* What a thread needs to match with it; zeroed at first. */
+/* What a thread needs to match one text with it; zeroed at first. */
 struct split_regex_scratch {
     void *match_data, *context, *jit_stack;
+    uint64_t max_steps, steps_left; /* for all pieces of the text so far */
+    size_t position;                /* where the match at work was when steps were last counted */
 };
 
 /* `field` names the expression, written for Oniguruma, in messages. UNSUPPORTED for constructs that
@@ -215,8 +217,12 @@ struct split_regex_scratch {
 enum imbrex_status split_regex_create(const char *path, const char *field, const char *expression,
                                       struct split_regex **regex, struct imbrex_error *err);
 void split_regex_destroy(struct split_regex *regex);
+/* Allows the steps that matching in a piece of num_bytes may take, before its first match. */
+enum imbrex_status split_regex_begin(const struct split_regex *regex,
+                                     struct split_regex_scratch *scratch, size_t num_bytes,
+                                     struct imbrex_error *err);
 /* The first match at or behind `from`. *is_found is false if there is none. CAPACITY if the limits
- * of steps or memory are hit. */
+ * of steps or memory are hit, which no text hits because it is long. */
 enum imbrex_status split_regex_match(const struct split_regex *regex,
                                      struct split_regex_scratch *scratch, const char *text,
                                      size_t num_bytes, size_t from, bool *is_found, size_t *begin,

@@ -10,8 +10,13 @@
  *   x{1,3}+     greedy and repeated in Ruby, possessive in Perl
  *   refused     \w \b \h \R \X \K \G, back references, named and conditional groups, sets within
  *               sets, "." that takes line breaks, what folds to more than one character under (?i)
- */
+ *
+ * PCRE2's own limits hold for one match, and do not see how far a repeated set runs: an expression
+ * that looks ahead to the text's end at each place would stay below them and take quadratic time.
+ * So the translation puts a callout behind each repeat and in front of each group, and what lies
+ * between two of them is counted, over all matches of a text. */
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <inttypes.h>
 #include <pcre2.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,18 +29,23 @@
 
 #define MAX_EXPRESSION_BYTES 4096
 #define MAX_DEPTH 64
-#define MAX_REPEATS 1000
+#define MAX_REPEATS 1000 /* also of all smallest numbers of an expression together */
 
-/* Steps of one match: so many that no sane expression hits the limit, a second at most. */
-#define MATCH_STEPS 10000000u
-#define MATCH_STEPS_PER_BYTE 32u
-#define MATCH_HEAP_KIB (128u << 10)
+/* What the matches of a text may take, in bytes that are passed over; a callout counts as several,
+ * about as long as it takes. */
+#define TEXT_STEPS UINT64_C(10000000)
+#define TEXT_STEPS_PER_BYTE UINT64_C(512)
+#define CALLOUT_STEPS 16u
+#define CALLOUT "(?C)"
+#define MATCH_MIB 128u            /* of memory that one match may take */
 #define MATCH_BYTES ((size_t)256) /* about what PCRE2 allocates for one, for messages */
 #define JIT_STACK_MIN_BYTES ((size_t)32 << 10)
-#define JIT_STACK_MAX_BYTES ((size_t)4 << 20)
+
+#define SHOWN_BYTES 64 /* of an expression, in messages */
 
 struct split_regex {
     pcre2_code *code;
+    char shown[SHOWN_BYTES]; /* how the expression begins */
 };
 
 /* ---- translation ---------------------------------------------------------------------------- */
@@ -57,6 +67,8 @@ struct translator {
     bool has_atom;
     size_t atom_begin;
     char last_letter; /* the literal before, while folding */
+    long num_repeats; /* that must be there, of all intervals: what is passed over before one fails
+                         is seen by no callout */
     struct imbrex_error *err;
 };
 
@@ -367,7 +379,8 @@ static enum imbrex_status begin_group(struct translator *translator)
     translator->folds = folds;
     translator->has_atom = false;
     translator->at += num_bytes;
-    return byte_buffer_append(&translator->output, text, num_bytes, translator->err);
+    TRY(byte_buffer_append(&translator->output, text, num_bytes, translator->err));
+    return put(translator, CALLOUT);
 }
 
 static enum imbrex_status end_group(struct translator *translator)
@@ -384,10 +397,11 @@ static enum imbrex_status end_group(struct translator *translator)
     return IMBREX_STATUS_OK;
 }
 
-/* Reads "{n}", "{n,}" or "{n,m}". */
-static bool read_interval(const char *text, size_t *num_bytes)
+/* Reads "{n}", "{n,}" or "{n,m}", n into *min_repeats. */
+static bool read_interval(const char *text, size_t *num_bytes, long *min_repeats)
 {
     size_t at = 1;
+    *min_repeats = strtol(text + at, NULL, 10);
     for (int number = 0; number < 2; number++) {
         size_t num_digits = strspn(text + at, "0123456789");
         if ((number == 0 && num_digits == 0) || num_digits > 4 ||
@@ -410,19 +424,29 @@ static enum imbrex_status put_quantifier(struct translator *translator)
     const char *text = translator->expression + translator->at;
     size_t num_bytes = 1;
     bool is_interval = *text == '{';
-    if (is_interval && !read_interval(text, &num_bytes)) {
+    long min_repeats = 0;
+    if (is_interval && !read_interval(text, &num_bytes, &min_repeats)) {
         return refuse(translator, "\"{\" that is no interval");
+    }
+    translator->num_repeats += min_repeats;
+    if (translator->num_repeats > MAX_REPEATS) {
+        return refuse(translator, "too many repeats");
     }
     if (!translator->has_atom) {
         return refuse(translator, "a quantifier with nothing to repeat");
     }
-    TRY(byte_buffer_append(&translator->output, text, num_bytes, translator->err));
     char suffix = text[num_bytes];
     bool is_repeated = is_interval && suffix == '+';
     if (is_interval && suffix == '?') {
         return refuse(translator, "\"?\" behind an interval");
     }
-    if (is_repeated) {
+    if (is_repeated && min_repeats == 1) {
+        /* One to three, again and again, is one or more: the same matches, tried in the same order,
+         * and no loop over groups that has to remember each of them. */
+        num_bytes++;
+        TRY(put(translator, "+"));
+    } else if (is_repeated) {
+        TRY(byte_buffer_append(&translator->output, text, num_bytes, translator->err));
         TRY(byte_buffer_reserve(&translator->output, 3, translator->err));
         char *atom = translator->output.bytes + translator->atom_begin;
         memmove(atom + 3, atom, translator->output.num_bytes - translator->atom_begin);
@@ -430,14 +454,14 @@ static enum imbrex_status put_quantifier(struct translator *translator)
         translator->output.num_bytes += 3;
         TRY(put(translator, ")+"));
         num_bytes++;
-    } else if (suffix == '?' || suffix == '+') {
-        TRY(byte_buffer_append(&translator->output, &suffix, 1, translator->err));
-        num_bytes++;
+    } else {
+        num_bytes += suffix == '?' || suffix == '+';
+        TRY(byte_buffer_append(&translator->output, text, num_bytes, translator->err));
     }
     translator->at += num_bytes;
     translator->has_atom = false;
     translator->last_letter = '\0';
-    return IMBREX_STATUS_OK;
+    return *text == '?' ? IMBREX_STATUS_OK : put(translator, CALLOUT);
 }
 
 static enum imbrex_status put_literal(struct translator *translator)
@@ -565,6 +589,7 @@ enum imbrex_status split_regex_create(const char *path, const char *field, const
         goto fail;
     }
     built->code = code;
+    snprintf(built->shown, sizeof(built->shown), "%s", expression);
     *regex = built;
     free(translator.output.bytes);
     return IMBREX_STATUS_OK;
@@ -584,6 +609,17 @@ void split_regex_destroy(struct split_regex *regex)
 
 /* ---- matching ------------------------------------------------------------------------------- */
 
+/* Counts what has been passed over since the last callout of this match, in either direction. */
+static int count_steps(pcre2_callout_block *callout, void *context)
+{
+    struct split_regex_scratch *scratch = context;
+    size_t at = callout->current_position, last = scratch->position;
+    uint64_t num_steps = CALLOUT_STEPS + (at > last ? at - last : last - at);
+    scratch->position = at;
+    scratch->steps_left -= num_steps < scratch->steps_left ? num_steps : scratch->steps_left;
+    return scratch->steps_left == 0 ? PCRE2_ERROR_CALLOUT : 0;
+}
+
 static enum imbrex_status scratch_prepare(const struct split_regex *regex,
                                           struct split_regex_scratch *scratch,
                                           struct imbrex_error *err)
@@ -597,9 +633,10 @@ static enum imbrex_status scratch_prepare(const struct split_regex *regex,
         split_regex_scratch_release(scratch);
         return error_out_of_memory(err, "matching of a regular expression", MATCH_BYTES);
     }
-    pcre2_set_heap_limit(scratch->context, MATCH_HEAP_KIB);
+    pcre2_set_heap_limit(scratch->context, MATCH_MIB << 10);
+    scratch->max_steps = scratch->steps_left = TEXT_STEPS;
     /* Without it, compiled expressions have the 32 KiB that PCRE2 takes of the caller's stack. */
-    scratch->jit_stack = pcre2_jit_stack_create(JIT_STACK_MIN_BYTES, JIT_STACK_MAX_BYTES, NULL);
+    scratch->jit_stack = pcre2_jit_stack_create(JIT_STACK_MIN_BYTES, (size_t)MATCH_MIB << 20, NULL);
     if (scratch->jit_stack != NULL) {
         pcre2_jit_stack_assign(scratch->context, NULL, scratch->jit_stack);
     }
@@ -614,15 +651,36 @@ void split_regex_scratch_release(struct split_regex_scratch *scratch)
     *scratch = (struct split_regex_scratch){0};
 }
 
+enum imbrex_status split_regex_begin(const struct split_regex *regex,
+                                     struct split_regex_scratch *scratch, size_t num_bytes,
+                                     struct imbrex_error *err)
+{
+    TRY(scratch_prepare(regex, scratch, err));
+    scratch->max_steps += TEXT_STEPS_PER_BYTE * num_bytes;
+    scratch->steps_left += TEXT_STEPS_PER_BYTE * num_bytes;
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status refuse_text(const struct split_regex *regex, size_t num_bytes,
+                                      const char *limit, struct imbrex_error *err)
+{
+    return error_set(err, IMBREX_STATUS_CAPACITY,
+                     "text: expected one that the tokenizer's regular expression \"%s\" splits "
+                     "within %s, found %zu bytes that take more",
+                     regex->shown, limit, num_bytes);
+}
+
 enum imbrex_status split_regex_match(const struct split_regex *regex,
                                      struct split_regex_scratch *scratch, const char *text,
                                      size_t num_bytes, size_t from, bool *is_found, size_t *begin,
                                      size_t *end, struct imbrex_error *err)
 {
-    TRY(scratch_prepare(regex, scratch, err));
-    uint64_t max_steps = MATCH_STEPS + (uint64_t)MATCH_STEPS_PER_BYTE * num_bytes;
-    pcre2_set_match_limit(scratch->context,
-                          max_steps < UINT32_MAX ? (uint32_t)max_steps : UINT32_MAX);
+    char limit[64];
+    scratch->position = from;
+    pcre2_set_callout(scratch->context, count_steps, scratch);
+    pcre2_set_match_limit(scratch->context, scratch->steps_left < UINT32_MAX
+                                                ? (uint32_t)scratch->steps_left
+                                                : UINT32_MAX);
     int result = pcre2_match(regex->code, (PCRE2_SPTR)text, num_bytes, from, PCRE2_NO_UTF_CHECK,
                              scratch->match_data, scratch->context);
     if (result == PCRE2_ERROR_NOMATCH) {
@@ -639,14 +697,15 @@ enum imbrex_status split_regex_match(const struct split_regex *regex,
     switch (result) {
     case PCRE2_ERROR_NOMEMORY:
         return error_out_of_memory(err, "matching of a regular expression", num_bytes);
+    case PCRE2_ERROR_CALLOUT:
     case PCRE2_ERROR_MATCHLIMIT:
+        snprintf(limit, sizeof(limit), "%" PRIu64 " steps", scratch->max_steps);
+        return refuse_text(regex, num_bytes, limit, err);
     case PCRE2_ERROR_DEPTHLIMIT:
     case PCRE2_ERROR_HEAPLIMIT:
     case PCRE2_ERROR_JIT_STACKLIMIT:
-        return error_set(err, IMBREX_STATUS_CAPACITY,
-                         "text: expected one that the tokenizer's regular expression splits within "
-                         "its limits, found %zu bytes that it does not",
-                         num_bytes);
+        snprintf(limit, sizeof(limit), "%u MiB of memory", MATCH_MIB);
+        return refuse_text(regex, num_bytes, limit, err);
     default:
         return error_set(err, IMBREX_STATUS_INTERNAL, "PCRE2: error %d", result);
     }

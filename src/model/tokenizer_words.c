@@ -143,6 +143,11 @@ static enum imbrex_status run_split(const struct cutter *cutter, size_t step_idx
     struct split split = {
         .cutter = cutter, .step_idx = step_idx, .text = text, .is_at_start = is_at_start};
     size_t taken = 0, from = 0, last_match_end = SIZE_MAX;
+    const struct pre_step *step = &cutter->steps[step_idx];
+    if (step->matcher == SPLIT_REGEX) {
+        TRY(split_regex_begin(step->regex, &cutter->scratch->regexes[step_idx], num_bytes,
+                              cutter->err));
+    }
     while (from <= num_bytes) {
         bool is_found;
         size_t begin, end;

@@ -150,6 +150,8 @@ static void test_regex_translation(void **state)
         const char *expression, *text, *expected;
     } cases[] = {
         {"\\p{N}{1,3}+", "12345678", "!12345678"}, /* not possessive: repeated */
+        {"(?:ab|a){1,2}+b", "aababb", "!aababb"},
+        {"a{2,3}+b", "aaaaab ab", "!aaaaab| ab"},
         {"\\s",
          "a\xe1\xa0\x8e"
          "b\xc2\x85",
@@ -219,6 +221,7 @@ static void test_regex_refusals(void **state)
         {"a}", "a closing bracket"},
         {"a{,3}", "no interval"},
         {"a{1,1001}", "no interval"},
+        {"a{600}b|a{401}", "too many repeats"},
         {"a{2}?", "behind an interval"},
         {"*a", "nothing to repeat"},
         {"a**", "nothing to repeat"},
@@ -249,35 +252,129 @@ static void test_regex_refusals(void **state)
                  &err, "too many groups");
 }
 
-/* Catches an expression that takes exponential time: it must end with an error. */
+/* Adds up the bytes of the pieces. */
+static enum imbrex_status count_piece(void *context, const char *text, size_t num_bytes,
+                                      bool is_at_start)
+{
+    (void)text;
+    (void)is_at_start;
+    *(size_t *)context += num_bytes;
+    return IMBREX_STATUS_OK;
+}
+
+/* Cuts num_units of `unit` in a row; the bytes of all pieces are in *num_bytes. */
+static enum imbrex_status cut_repeated(const struct pre_step *steps, size_t num_steps,
+                                       const char *unit, size_t num_units, size_t *num_bytes,
+                                       struct imbrex_error *err)
+{
+    size_t unit_bytes = strlen(unit);
+    struct pre_scratch scratch = {0};
+    char *text = malloc(num_units * unit_bytes);
+    assert_non_null(text);
+    for (size_t i = 0; i < num_units; i++) {
+        memcpy(text + i * unit_bytes, unit, unit_bytes);
+    }
+    *num_bytes = 0;
+    enum imbrex_status status = pre_tokenize(steps, num_steps, text, num_units * unit_bytes, true,
+                                             &scratch, count_piece, num_bytes, err);
+    pre_scratch_release(&scratch);
+    free(text);
+    return status;
+}
+
+/* Catches an expression that takes exponential time in one match, or quadratic time because each of
+ * many matches looks far ahead, which no limit of a match sees: through a set, a group, a repeat
+ * that fails, from places where nothing matches. All must end with an error that says which
+ * expression it was. */
 static void test_regex_limits(void **state)
 {
     (void)state;
-    struct split_regex *regex = compile("(?:a|a|a)*b");
-    struct split_regex_scratch scratch = {0};
+    static const struct {
+        const char *expression, *unit;
+        size_t num_units;
+    } cases[] = {
+        /* The "b" that must come keeps PCRE2 from trying at all, unless there is one. */
+        {"(?:a|a|a)*b", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaacb", 1},
+        {"a(?=[^b]*)", "a", 20000},
+        {"a(?=[^b]*c)", "a", 20000},
+        {"a(?=\\p{L}{900,}c)", "a", 20000},
+        {"(?=(?:x?[^b])*)a", "a", 20000},
+        {"(?:a|a)+?b|(?=(?:aa)*c)a", "a", 20000},
+        {"(?<=a)(?=a+\\z)", "a", 20000},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct pre_step step = {.matcher = SPLIT_REGEX, .regex = compile(cases[i].expression)};
+        struct imbrex_error err;
+        char fragments[256];
+        size_t num_bytes;
+        snprintf(fragments, sizeof(fragments), "text: |\"%.10s|steps, found |%zu bytes",
+                 cases[i].expression, cases[i].num_units * strlen(cases[i].unit));
+        expect_error(cut_repeated(&step, 1, cases[i].unit, cases[i].num_units, &num_bytes, &err),
+                     IMBREX_STATUS_CAPACITY, &err, fragments);
+        split_regex_destroy(step.regex);
+    }
+}
+
+/* Catches a budget that begins anew with each piece of a text: what one piece may take, a hundred
+ * thousand may not. */
+static void test_regex_limits_hold_for_the_text(void **state)
+{
+    (void)state;
+    struct pre_step steps[] = {
+        {.matcher = SPLIT_STRING, .behavior = SPLIT_REMOVED, .text = "-", .text_bytes = 1},
+        {.matcher = SPLIT_REGEX, .regex = compile("(?:a|a)*b")},
+    };
     struct imbrex_error err;
-    char text[64];
-    memset(text, 'a', sizeof(text) - 1);
-    text[sizeof(text) - 1] = 'c';
-    bool is_found = true;
-    size_t begin, end;
-    /* The "b" that must come keeps PCRE2 from trying at all, unless there is one. */
-    char with_b[80];
-    memcpy(with_b, text, sizeof(text));
-    memcpy(with_b + sizeof(text), "b", 1);
-    expect_error(split_regex_match(regex, &scratch, with_b, sizeof(text) + 1, 0, &is_found, &begin,
-                                   &end, &err),
-                 IMBREX_STATUS_CAPACITY, &err, "text|limits|65 bytes");
-    split_regex_scratch_release(&scratch);
-    split_regex_destroy(regex);
+    size_t num_bytes;
+    assert_int_equal(cut_repeated(steps, 2, "aaaaaaaaaaaaaaacb-", 1, &num_bytes, &err),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(num_bytes, 17);
+    expect_error(cut_repeated(steps, 2, "aaaaaaaaaaaaaaacb-", 100, &num_bytes, &err),
+                 IMBREX_STATUS_CAPACITY, &err, "text: |\"(?:a|a)*b\"|steps, found 17 bytes");
+    split_regex_destroy(steps[1].regex);
+}
+
+/* Catches limits that real expressions hit on long texts: those of Mistral's Tekken, of GPT-4 and of
+ * DeepSeek-V3, on what makes them look back and ahead most. */
+static void test_regex_limits_spare_real_expressions(void **state)
+{
+    (void)state;
+    static const char *const expressions[] = {
+        "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
+        "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
+        "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}+"
+        "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"
+        "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    };
+    static const char *const units[] = {"a",  "A",  " ",      "\n",        "7",   "!",       "'",
+                                        " a", "aA", "    \n", "a\xcc\x81", "'Sx", "\t \r\n "};
+    for (size_t i = 0; i < sizeof(expressions) / sizeof(expressions[0]); i++) {
+        struct pre_step step = {.matcher = SPLIT_REGEX, .regex = compile(expressions[i])};
+        for (size_t j = 0; j < sizeof(units) / sizeof(units[0]); j++) {
+            size_t num_bytes;
+            struct imbrex_error err;
+            if (cut_repeated(&step, 1, units[j], 50000, &num_bytes, &err) != IMBREX_STATUS_OK) {
+                fail_msg("%s", err.message);
+            }
+            assert_int_equal(num_bytes, 50000 * strlen(units[j]));
+        }
+        split_regex_destroy(step.regex);
+    }
 }
 
 int run_tokenizer_words_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split_behaviors), cmocka_unit_test(test_steps_in_a_row),
-        cmocka_unit_test(test_empty_matches),   cmocka_unit_test(test_regex_translation),
-        cmocka_unit_test(test_regex_refusals),  cmocka_unit_test(test_regex_limits),
+        cmocka_unit_test(test_split_behaviors),
+        cmocka_unit_test(test_steps_in_a_row),
+        cmocka_unit_test(test_empty_matches),
+        cmocka_unit_test(test_regex_translation),
+        cmocka_unit_test(test_regex_refusals),
+        cmocka_unit_test(test_regex_limits),
+        cmocka_unit_test(test_regex_limits_hold_for_the_text),
+        cmocka_unit_test(test_regex_limits_spare_real_expressions),
     };
     return cmocka_run_group_tests_name("tokenizer_words", tests, NULL, NULL);
 }
