@@ -75,7 +75,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t num_bytes)
     } else {
         require(err.status == status && err.message[0] != '\0');
     }
-    if (generation_config_parse("fuzz", bytes, num_bytes, &generation, &err) == IMBREX_STATUS_OK) {
+    if (generation_config_parse("fuzz", bytes, num_bytes, 32000, &generation, &err) ==
+        IMBREX_STATUS_OK) {
         check_generation_config(&generation);
     }
     return 0;

@@ -388,9 +388,10 @@ static enum imbrex_status read_biases(const char *path, const json_t *root,
 }
 
 enum imbrex_status config_read_eos_token_ids(const char *path, const json_t *root,
-                                             int32_t *token_ids, int32_t *num_token_ids,
-                                             struct imbrex_error *err)
+                                             int32_t vocab_size, int32_t *token_ids,
+                                             int32_t *num_token_ids, struct imbrex_error *err)
 {
+    char found[CONFIG_QUOTE_BYTES];
     const json_t *eos = json_object_get(root, "eos_token_id");
     size_t num_ids = json_is_array(eos) ? json_array_size(eos) : config_is_set(eos);
     if (num_ids > CONFIG_MAX_EOS_TOKENS) {
@@ -401,10 +402,12 @@ enum imbrex_status config_read_eos_token_ids(const char *path, const json_t *roo
     for (size_t i = 0; i < num_ids; i++) {
         const json_t *id = json_is_array(eos) ? json_array_get(eos, i) : eos;
         if (!json_is_integer(id) || json_integer_value(id) < 0 ||
-            json_integer_value(id) > INT32_MAX) {
+            json_integer_value(id) >= vocab_size) {
             return error_set(err, IMBREX_STATUS_FORMAT,
-                             "%s: eos_token_id: expected ids in [0, %" PRId32 "], found %s", path,
-                             INT32_MAX, json_is_integer(id) ? "one outside" : json_kind(id));
+                             "%s: eos_token_id: expected ids in [0, %" PRId32
+                             "), vocab_size of config.json, found %s",
+                             path, vocab_size,
+                             json_is_integer(id) ? config_quote(id, found) : json_kind(id));
         }
     }
     for (size_t i = 0; i < num_ids; i++) {
@@ -431,8 +434,8 @@ static enum imbrex_status read_fields(const char *path, const json_t *root,
     config->qk_norm = config->architecture == ARCHITECTURE_QWEN3;
     TRY(json_get_optional_bool(path, root, "tie_word_embeddings", &config->tie_word_embeddings,
                                err));
-    return config_read_eos_token_ids(path, root, config->eos_token_ids, &config->num_eos_token_ids,
-                                     err);
+    return config_read_eos_token_ids(path, root, config->vocab_size, config->eos_token_ids,
+                                     &config->num_eos_token_ids, err);
 }
 
 enum imbrex_status config_read(const char *path, const json_t *root, struct model_config *config,

@@ -104,9 +104,10 @@ struct generation_config {
 
 /* What holds without a file: greedy, everything off. */
 struct generation_config generation_config_default(void);
-/* Parses generation_config.json. FORMAT for values that no sampler accepts. */
+/* Parses generation_config.json. FORMAT for values that no sampler accepts, and for end tokens
+ * outside [0, vocab_size), config.json's. */
 enum imbrex_status generation_config_parse(const char *path, const void *bytes, size_t num_bytes,
-                                           struct generation_config *config,
+                                           int32_t vocab_size, struct generation_config *config,
                                            struct imbrex_error *err);
 
 #endif

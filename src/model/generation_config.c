@@ -32,7 +32,7 @@ struct generation_config generation_config_default(void)
         .do_sample = false, .temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f};
 }
 
-static enum imbrex_status read_fields(const char *path, const json_t *root,
+static enum imbrex_status read_fields(const char *path, const json_t *root, int32_t vocab_size,
                                       struct generation_config *config, struct imbrex_error *err)
 {
     bool found;
@@ -59,18 +59,18 @@ static enum imbrex_status read_fields(const char *path, const json_t *root,
         config->top_k = config->top_k < 0 ? 0 : config->top_k;
         config->present |= IMBREX_GENERATION_TOP_K;
     }
-    return config_read_eos_token_ids(path, root, config->eos_token_ids, &config->num_eos_token_ids,
-                                     err);
+    return config_read_eos_token_ids(path, root, vocab_size, config->eos_token_ids,
+                                     &config->num_eos_token_ids, err);
 }
 
 enum imbrex_status generation_config_parse(const char *path, const void *bytes, size_t num_bytes,
-                                           struct generation_config *config,
+                                           int32_t vocab_size, struct generation_config *config,
                                            struct imbrex_error *err)
 {
     json_t *root = NULL;
     struct generation_config result = generation_config_default();
     TRY(json_parse_object(path, bytes, num_bytes, &root, err));
-    enum imbrex_status status = read_fields(path, root, &result, err);
+    enum imbrex_status status = read_fields(path, root, vocab_size, &result, err);
     json_decref(root);
     if (status == IMBREX_STATUS_OK) {
         *config = result;

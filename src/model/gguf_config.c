@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GGUF's metadata is rewritten as the config.json that it was made from, and that is read as any
- * other: limits, defaults and RoPE's scaling are then the same for both. Keys that ask for a
- * computation that no config.json of these architectures asks for are refused here. */
+ * other: limits, defaults and RoPE's scaling are then the same for both. Messages get the file's
+ * names back. Keys that ask for a computation that no config.json of these architectures asks for
+ * are refused here. */
 #include "model/gguf_config.h"
 
 #include <inttypes.h>
@@ -63,6 +64,89 @@ static enum imbrex_status set_field(json_t *object, const char *field, json_t *v
     return IMBREX_STATUS_OK;
 }
 
+/* ---- names ----------------------------------------------------------------------------------- */
+
+struct field_row {
+    const char *suffix; /* of the key */
+    const char *field;  /* of config.json, as messages name it */
+    bool is_required;
+};
+
+static const struct field_row dim_rows[] = {
+    {"block_count", "num_hidden_layers", true},
+    {"embedding_length", "hidden_size", true},
+    {"feed_forward_length", "intermediate_size", true},
+    {"attention.head_count", "num_attention_heads", true},
+    {"attention.head_count_kv", "num_key_value_heads", false},
+    {"attention.key_length", "head_dim", false},
+    {"context_length", "max_position_embeddings", true},
+};
+
+#define EPSILON_SUFFIX "attention.layer_norm_rms_epsilon"
+#define WINDOW_SUFFIX "attention.sliding_window"
+#define THETA_SUFFIX "rope.freq_base"
+#define FACTOR_SUFFIX "rope.scaling.factor"
+#define OLD_FACTOR_SUFFIX "rope.scale_linear" /* what older files have */
+#define ATTENTION_FACTOR_SUFFIX "rope.scaling.attn_factor"
+#define SCALING "rope_scaling: "
+
+/* The same of what is copied one by one. Put into messages first: their names hold names of those
+ * above. */
+static const char *const other_rows[][2] = {
+    {EPSILON_SUFFIX, "rms_norm_eps"},
+    {WINDOW_SUFFIX, "sliding_window"},
+    {THETA_SUFFIX, "rope_theta"},
+    {"rope.scaling.original_context_length", "original_max_position_embeddings"},
+    {"rope.scaling.yarn_beta_fast", SCALING "beta_fast"},
+    {"rope.scaling.yarn_beta_slow", SCALING "beta_slow"},
+    {ATTENTION_FACTOR_SUFFIX, SCALING "attention_factor"},
+};
+
+static bool is_name_byte(char byte)
+{
+    return (byte >= 'a' && byte <= 'z') || (byte >= '0' && byte <= '9') || byte == '_';
+}
+
+/* Puts the key for each field in the message, where it is a whole word behind the file's path. */
+static void name_key(const struct metadata *metadata, const char *field, const char *key)
+{
+    struct imbrex_error *err = metadata->err;
+    size_t path_bytes = strlen(metadata->gguf->path), field_bytes = strlen(field);
+    bool has_path = strncmp(err->message, metadata->gguf->path, path_bytes) == 0;
+    size_t from = has_path ? path_bytes : 0;
+    for (;;) {
+        const char *found = strstr(err->message + from, field);
+        if (found == NULL) {
+            return;
+        }
+        size_t at = (size_t)(found - err->message), end = at + field_bytes;
+        bool is_whole = (at == 0 || !is_name_byte(found[-1])) && !is_name_byte(found[field_bytes]);
+        if (is_whole) {
+            error_set(err, err->status, "%.*s%s%s", (int)at, err->message, key,
+                      found + field_bytes);
+            end = at + strlen(key);
+        }
+        from = end < strlen(err->message) ? end : strlen(err->message);
+    }
+}
+
+static void name_keys(const struct metadata *metadata)
+{
+    char key[KEY_BYTES];
+    if (metadata->err == NULL) {
+        return;
+    }
+    const char *factor = has_key(metadata, FACTOR_SUFFIX) ? FACTOR_SUFFIX : OLD_FACTOR_SUFFIX;
+    name_key(metadata, SCALING "factor", model_key(metadata, factor, key));
+    for (size_t i = 0; i < sizeof(other_rows) / sizeof(other_rows[0]); i++) {
+        name_key(metadata, other_rows[i][1], model_key(metadata, other_rows[i][0], key));
+    }
+    for (size_t i = 0; i < sizeof(dim_rows) / sizeof(dim_rows[0]); i++) {
+        name_key(metadata, dim_rows[i].field, model_key(metadata, dim_rows[i].suffix, key));
+    }
+    name_key(metadata, "vocab_size", "rows of token_embd.weight");
+}
+
 /* ---- fields ---------------------------------------------------------------------------------- */
 
 /* An integer, or an array with one for each layer, all the same. */
@@ -92,16 +176,15 @@ static enum imbrex_status get_uniform_int32(const struct metadata *metadata, con
     return IMBREX_STATUS_OK;
 }
 
-static enum imbrex_status copy_int32(const struct metadata *metadata, const char *suffix,
-                                     const char *field, bool is_required)
+static enum imbrex_status copy_int32(const struct metadata *metadata, const struct field_row *row)
 {
     char key[KEY_BYTES];
     int32_t value;
-    if (!is_required && !has_key(metadata, suffix)) {
+    if (!row->is_required && !has_key(metadata, row->suffix)) {
         return IMBREX_STATUS_OK;
     }
-    TRY(get_uniform_int32(metadata, model_key(metadata, suffix, key), &value));
-    return set_field(metadata->root, field, json_integer(value), metadata->err);
+    TRY(get_uniform_int32(metadata, model_key(metadata, row->suffix, key), &value));
+    return set_field(metadata->root, row->field, json_integer(value), metadata->err);
 }
 
 /* *value keeps its default if the key is missing. */
@@ -117,20 +200,8 @@ static enum imbrex_status get_optional_double(const struct metadata *metadata, c
 
 static enum imbrex_status copy_dims(const struct metadata *metadata)
 {
-    static const struct {
-        const char *suffix, *field;
-        bool is_required;
-    } rows[] = {
-        {"block_count", "num_hidden_layers", true},
-        {"embedding_length", "hidden_size", true},
-        {"feed_forward_length", "intermediate_size", true},
-        {"attention.head_count", "num_attention_heads", true},
-        {"attention.head_count_kv", "num_key_value_heads", false},
-        {"attention.key_length", "head_dim", false},
-        {"context_length", "max_position_embeddings", true},
-    };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        TRY(copy_int32(metadata, rows[i].suffix, rows[i].field, rows[i].is_required));
+    for (size_t i = 0; i < sizeof(dim_rows) / sizeof(dim_rows[0]); i++) {
+        TRY(copy_int32(metadata, &dim_rows[i]));
     }
     const struct gguf_tensor *embedding = gguf_find_tensor(metadata->gguf, "token_embd.weight");
     if (embedding == NULL || embedding->num_dims != 2) {
@@ -144,10 +215,10 @@ static enum imbrex_status copy_dims(const struct metadata *metadata)
 
 static enum imbrex_status copy_norm_epsilon(const struct metadata *metadata)
 {
-    static const char suffix[] = "attention.layer_norm_rms_epsilon";
     char key[KEY_BYTES];
     double epsilon;
-    TRY(gguf_get_double(metadata->gguf, model_key(metadata, suffix, key), &epsilon, metadata->err));
+    model_key(metadata, EPSILON_SUFFIX, key);
+    TRY(gguf_get_double(metadata->gguf, key, &epsilon, metadata->err));
     return set_field(metadata->root, "rms_norm_eps", json_real(epsilon), metadata->err);
 }
 
@@ -171,9 +242,9 @@ static enum imbrex_status copy_yarn(const struct metadata *metadata, json_t *rop
         }
     }
     /* llama.cpp multiplies its attention factor with the one that follows from `factor`. */
-    double attention_factor = 0.0;
-    TRY(get_optional_double(metadata, "rope.scaling.attn_factor", &attention_factor));
-    if (attention_factor != 0.0) {
+    if (has_key(metadata, ATTENTION_FACTOR_SUFFIX)) {
+        double attention_factor;
+        TRY(get_optional_double(metadata, ATTENTION_FACTOR_SUFFIX, &attention_factor));
         attention_factor *= rope_yarn_attention_factor(factor, 0.0, 0.0);
         TRY(set_field(rope, "attention_factor", json_real(attention_factor), metadata->err));
     }
@@ -185,8 +256,9 @@ static enum imbrex_status copy_rope_scaling(const struct metadata *metadata)
     char key[KEY_BYTES], type[16] = "";
     double factor = 0.0;
     struct gguf_string text;
-    TRY(get_optional_double(metadata, "rope.scale_linear", &factor)); /* what older files have */
-    TRY(get_optional_double(metadata, "rope.scaling.factor", &factor));
+    bool has_factor = has_key(metadata, OLD_FACTOR_SUFFIX) || has_key(metadata, FACTOR_SUFFIX);
+    TRY(get_optional_double(metadata, OLD_FACTOR_SUFFIX, &factor));
+    TRY(get_optional_double(metadata, FACTOR_SUFFIX, &factor));
     model_key(metadata, "rope.scaling.type", key);
     if (gguf_find(metadata->gguf, key) != NULL) {
         TRY(gguf_get_string(metadata->gguf, key, &text, metadata->err));
@@ -203,20 +275,24 @@ static enum imbrex_status copy_rope_scaling(const struct metadata *metadata)
                          "%s: %s: expected \"none\", \"linear\" or \"yarn\", found \"%s\"",
                          metadata->gguf->path, key, type);
     }
+    if (!has_factor) {
+        return error_set(metadata->err, IMBREX_STATUS_FORMAT,
+                         "%s: %s: expected a number with rope.scaling.type \"%s\", found no such "
+                         "key",
+                         metadata->gguf->path, model_key(metadata, FACTOR_SUFFIX, key), type);
+    }
     json_t *rope = json_object();
     TRY(set_field(metadata->root, "rope_scaling", rope, metadata->err));
     TRY(set_field(rope, "rope_type", json_string(type), metadata->err));
-    if (factor != 0.0) {
-        TRY(set_field(rope, "factor", json_real(factor), metadata->err));
-    }
+    TRY(set_field(rope, "factor", json_real(factor), metadata->err));
     return strcmp(type, "yarn") == 0 ? copy_yarn(metadata, rope, factor) : IMBREX_STATUS_OK;
 }
 
 static enum imbrex_status copy_rope(const struct metadata *metadata)
 {
-    double theta = 0.0;
-    TRY(get_optional_double(metadata, "rope.freq_base", &theta));
-    if (theta != 0.0) {
+    if (has_key(metadata, THETA_SUFFIX)) {
+        double theta;
+        TRY(get_optional_double(metadata, THETA_SUFFIX, &theta));
         TRY(set_field(metadata->root, "rope_theta", json_real(theta), metadata->err));
     }
     return copy_rope_scaling(metadata);
@@ -224,31 +300,26 @@ static enum imbrex_status copy_rope(const struct metadata *metadata)
 
 /* ---- what is read from elsewhere ------------------------------------------------------------- */
 
-/* End of sequence, of turn, of message: any of them ends a text. */
-static enum imbrex_status copy_end_tokens(const struct metadata *metadata)
+/* End of sequence, of turn, of message: any of them ends a text. One without a row could never
+ * come. */
+static enum imbrex_status read_end_tokens(const struct metadata *metadata,
+                                          struct model_config *config)
 {
     static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
-    int32_t ids[sizeof(keys) / sizeof(keys[0])];
-    size_t num_ids = 0;
-    json_t *list = json_array();
-    TRY(set_field(metadata->root, "eos_token_id", list, metadata->err));
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
         bool is_known = false;
+        int32_t id;
         if (gguf_find(metadata->gguf, keys[i]) == NULL) {
             continue;
         }
-        TRY(gguf_get_int32(metadata->gguf, keys[i], 0, INT32_MAX, &ids[num_ids], metadata->err));
-        for (size_t j = 0; j < num_ids; j++) {
-            is_known = is_known || ids[j] == ids[num_ids];
+        TRY(gguf_get_int32(metadata->gguf, keys[i], 0, config->vocab_size - 1, &id, metadata->err));
+        for (int32_t j = 0; j < config->num_eos_token_ids; j++) {
+            is_known = is_known || config->eos_token_ids[j] == id;
         }
-        if (is_known) {
-            continue;
+        if (!is_known) {
+            config->eos_token_ids[config->num_eos_token_ids++] = id;
         }
-        if (json_array_append_new(list, json_integer(ids[num_ids])) != 0) {
-            return error_out_of_memory(metadata->err, "a configuration", 0);
-        }
-        num_ids++;
     }
     return IMBREX_STATUS_OK;
 }
@@ -270,7 +341,7 @@ static enum imbrex_status read_architecture(struct metadata *metadata)
             memcmp(name.bytes, rows[i].name, name.num_bytes) == 0) {
             snprintf(metadata->architecture, sizeof(metadata->architecture), "%s", rows[i].name);
             /* Only mistral has windows among what is filed under llama. */
-            bool is_mistral = has_key(metadata, "attention.sliding_window");
+            bool is_mistral = has_key(metadata, WINDOW_SUFFIX);
             return set_field(metadata->root, "model_type",
                              json_string(is_mistral && i == 0 ? "mistral" : rows[i].model_type),
                              metadata->err);
@@ -284,19 +355,18 @@ static enum imbrex_status read_architecture(struct metadata *metadata)
 
 static enum imbrex_status copy_window(const struct metadata *metadata)
 {
-    static const char suffix[] = "attention.sliding_window";
     int32_t window = 0;
     char key[KEY_BYTES];
-    if (!has_key(metadata, suffix)) {
+    if (!has_key(metadata, WINDOW_SUFFIX)) {
         return IMBREX_STATUS_OK;
     }
-    TRY(gguf_get_int32(metadata->gguf, model_key(metadata, suffix, key), 0, INT32_MAX, &window,
-                       metadata->err));
+    TRY(gguf_get_int32(metadata->gguf, model_key(metadata, WINDOW_SUFFIX, key), 0, INT32_MAX,
+                       &window, metadata->err));
     if (window == 0) {
         return IMBREX_STATUS_OK;
     }
     if (strcmp(metadata->architecture, "llama") != 0) {
-        return refuse(metadata, suffix, "none", window);
+        return refuse(metadata, WINDOW_SUFFIX, "none", window);
     }
     return set_field(metadata->root, "sliding_window", json_integer(window), metadata->err);
 }
@@ -395,8 +465,13 @@ static enum imbrex_status read_metadata(struct metadata *metadata, struct model_
     TRY(copy_norm_epsilon(metadata));
     TRY(copy_rope(metadata));
     TRY(copy_window(metadata));
-    TRY(copy_end_tokens(metadata));
-    TRY(config_read(metadata->gguf->path, metadata->root, config, metadata->err));
+    enum imbrex_status status =
+        config_read(metadata->gguf->path, metadata->root, config, metadata->err);
+    if (status != IMBREX_STATUS_OK) {
+        name_keys(metadata);
+        return status;
+    }
+    TRY(read_end_tokens(metadata, config));
     TRY(check_head_dim(metadata, config));
     /* What config.json would say about tensors, the tensors say. */
     config->tie_word_embeddings = !has_tensor(metadata, "output.weight");

@@ -92,8 +92,9 @@ static enum imbrex_status put_window(const struct metadata_export *export)
     }
     if (num_sliding_layers < config->num_layers || !gguf_export_is_llama(config)) {
         return error_set(export->err, IMBREX_STATUS_UNSUPPORTED,
-                         "%s: sliding_window: expected it in all layers of mistral, found it in "
-                         "%" PRId32 " of %" PRId32 " layers of \"%s\"",
+                         "%s: sliding_window: expected it in all layers of mistral, which is all "
+                         "that a GGUF file can hold, found it in %" PRId32 " of %" PRId32
+                         " layers of \"%s\"",
                          export->model->path, num_sliding_layers, config->num_layers,
                          architecture_name(config->architecture));
     }

@@ -46,7 +46,8 @@ static enum imbrex_status read_generation_config(struct imbrex_model *model,
     if (file_exists(path)) {
         TRY_OR_FAIL(file_read(path, MAX_CONFIG_BYTES, &file, err));
         TRY_OR_FAIL(generation_config_parse(path, file.bytes, file.num_bytes,
-                                            &model->generation_config, err));
+                                            model->config.vocab_size, &model->generation_config,
+                                            err));
     }
 fail:
     file_close(&file);

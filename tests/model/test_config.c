@@ -147,9 +147,9 @@ static void test_accepted_variants(void **state)
     assert_true(config.rope_theta == 500000.0);
     config = parse_edited(LLAMA, "{\"rope_parameters\":{\"rope_theta\":7e5}}");
     assert_true(config.rope_theta == 7e5); /* the newer field wins */
-    config = parse_edited(LLAMA, "{\"eos_token_id\":[2,1,2147483647]}");
+    config = parse_edited(LLAMA, "{\"eos_token_id\":[2,1,511]}");
     assert_int_equal(config.num_eos_token_ids, 3);
-    assert_int_equal(config.eos_token_ids[2], INT32_MAX);
+    assert_int_equal(config.eos_token_ids[2], 511); /* the last row */
     config = parse_edited(LLAMA, "{\"eos_token_id\":[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]}");
     assert_int_equal(config.num_eos_token_ids, CONFIG_MAX_EOS_TOKENS);
     config = parse_edited(LLAMA, "{\"quantization_config\":null,\"partial_rotary_factor\":1.0,"
@@ -491,7 +491,8 @@ static void test_refusals(void **state)
         {LLAMA, "{\"mlp_bias\":1}", IMBREX_STATUS_FORMAT, "mlp_bias|found 1"},
         {LLAMA, "{\"tie_word_embeddings\":1}", IMBREX_STATUS_FORMAT, "tie_word_embeddings|found 1"},
         {LLAMA, "{\"eos_token_id\":-1}", IMBREX_STATUS_FORMAT,
-         "eos_token_id: expected ids in [0, 2147483647], found one outside"},
+         "eos_token_id: expected ids in [0, 512), vocab_size of config.json, found -1"},
+        {LLAMA, "{\"eos_token_id\":[1,512]}", IMBREX_STATUS_FORMAT, "eos_token_id|found 512"},
         {LLAMA, "{\"eos_token_id\":[1,2147483648]}", IMBREX_STATUS_FORMAT, "eos_token_id"},
         {LLAMA, "{\"eos_token_id\":\"</s>\"}", IMBREX_STATUS_FORMAT, "eos_token_id|a string"},
         {LLAMA, "{\"eos_token_id\":[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]}",
@@ -522,14 +523,14 @@ static void test_no_json(void **state)
                  PATH ": line 1, column 1|found 'G'");
     expect_error(config_parse(PATH, "[]", 2, &config, &err), IMBREX_STATUS_FORMAT, &err,
                  "expected a JSON object, found an array");
-    expect_error(generation_config_parse(PATH, "{]", 2, &generation, &err), IMBREX_STATUS_FORMAT,
-                 &err, PATH ": line 1, column 2");
+    expect_error(generation_config_parse(PATH, "{]", 2, 512, &generation, &err),
+                 IMBREX_STATUS_FORMAT, &err, PATH ": line 1, column 2");
 }
 
 static enum imbrex_status parse_generation(const char *text, struct generation_config *config,
                                            struct imbrex_error *err)
 {
-    return generation_config_parse("g.json", text, strlen(text), config, err);
+    return generation_config_parse("g.json", text, strlen(text), 151936, config, err);
 }
 
 /* Catches a field read into the wrong place, and an absent one that is reported as present. */
@@ -628,6 +629,8 @@ static void test_generation_refusals(void **state)
         {"{\"top_k\":1.5}", "top_k|found 1.5"},
         {"{\"do_sample\":\"yes\"}", "do_sample: expected true or false, found a string"},
         {"{\"eos_token_id\":{}}", "eos_token_id|found an object"},
+        {"{\"eos_token_id\":[151645,151936]}",
+         "eos_token_id: expected ids in [0, 151936), vocab_size of config.json, found 151936"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         struct imbrex_error err = {0};

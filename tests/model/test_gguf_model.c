@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GGUF files as models: what their metadata becomes, and what is refused. */
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -229,6 +231,156 @@ static void test_refusals(void **state)
                  "general.architecture|\"llama\" or \"qwen2\" or \"qwen3\"|found \"gemma3\"");
     expect_error(read_config("qwen3moe", 0, NULL, &config, &err), IMBREX_STATUS_UNSUPPORTED, &err,
                  "general.architecture|found \"qwen3moe\"");
+}
+
+static void put_eos_beyond(struct gguf_fixture *file)
+{
+    gguf_fixture_uint32(file, "tokenizer.ggml.eos_token_id", 8);
+}
+
+static void put_eom_beyond(struct gguf_fixture *file)
+{
+    gguf_fixture_uint32(file, "tokenizer.ggml.eom_token_id", UINT32_MAX);
+}
+
+/* Catches an end token that has no row, so that no text would ever end. */
+static void test_end_tokens_beyond_the_rows(void **state)
+{
+    (void)state;
+    expect_refused(put_eos_beyond, IMBREX_STATUS_FORMAT,
+                   "m.gguf: tokenizer.ggml.eos_token_id|[0, 7]|found 8");
+    expect_refused(put_eom_beyond, IMBREX_STATUS_FORMAT,
+                   "m.gguf: tokenizer.ggml.eom_token_id|[0, 7]|found 4294967295");
+}
+
+/* One value that takes the place of what a sound file has, or is one more. */
+struct replacement {
+    const char *key;
+    enum { NUMBER, INTEGER } kind;
+    double value;
+    const char *scaling; /* qwen2.rope.scaling.type, if not NULL */
+};
+
+static void put_or_replace(const struct replacement *replacement, const char *key, uint32_t value)
+{
+    if (strcmp(replacement->key, key) != 0) {
+        gguf_fixture_uint32(&fixture, key, value);
+    }
+}
+
+static enum imbrex_status read_replaced(const struct replacement *replacement,
+                                        struct imbrex_error *err)
+{
+    static const char *const keys[] = {
+        "qwen2.block_count",          "qwen2.embedding_length",        "qwen2.feed_forward_length",
+        "qwen2.attention.head_count", "qwen2.attention.head_count_kv", "qwen2.context_length"};
+    static const uint32_t values[] = {2, 32, 64, 4, 2, 128};
+    static const char epsilon[] = "qwen2.attention.layer_norm_rms_epsilon";
+    bool is_more = strcmp(replacement->key, epsilon) != 0;
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        is_more = is_more && strcmp(replacement->key, keys[i]) != 0;
+    }
+    gguf_fixture_begin(&fixture, 3, 1, 8u + is_more + (replacement->scaling != NULL));
+    gguf_fixture_string(&fixture, "general.architecture", "qwen2");
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        put_or_replace(replacement, keys[i], values[i]);
+    }
+    if (strcmp(replacement->key, epsilon) != 0) {
+        gguf_fixture_float32(&fixture, epsilon, 1e-5f);
+    }
+    if (replacement->scaling != NULL) {
+        gguf_fixture_string(&fixture, "qwen2.rope.scaling.type", replacement->scaling);
+    }
+    if (replacement->kind == INTEGER) {
+        gguf_fixture_uint32(&fixture, replacement->key, (uint32_t)replacement->value);
+    } else {
+        gguf_fixture_float32(&fixture, replacement->key, (float)replacement->value);
+    }
+    gguf_fixture_tensor(&fixture, "token_embd.weight", 2, (const uint64_t[]){8, 32}, 0, 0);
+    gguf_fixture_elements(&fixture, 1024);
+    struct gguf gguf = {0};
+    struct model_config config;
+    enum imbrex_status status =
+        gguf_parse("head_dim/m.gguf", fixture.bytes, fixture.num_bytes, &gguf, err);
+    if (status == IMBREX_STATUS_OK) {
+        status = gguf_read_config(&gguf, &config, err);
+    }
+    gguf_release(&gguf);
+    return status;
+}
+
+/* Catches a message with config.json's name for a field, which the file does not have, one that
+ * changes the file's own name, and numbers out of range that are taken for "not there". */
+static void test_messages_name_keys(void **state)
+{
+    (void)state;
+    static const struct {
+        struct replacement replacement;
+        const char *fragments;
+    } cases[] = {
+        {{"qwen2.block_count", INTEGER, 0, NULL}, "qwen2.block_count: expected an integer|found 0"},
+        {{"qwen2.embedding_length", INTEGER, 30, NULL},
+         "qwen2.attention.head_count: |a divisor of qwen2.embedding_length 30, found 4"},
+        {{"qwen2.feed_forward_length", INTEGER, 0, NULL}, "qwen2.feed_forward_length: "},
+        {{"qwen2.attention.head_count", INTEGER, 1 << 20, NULL}, "qwen2.attention.head_count: "},
+        {{"qwen2.attention.head_count_kv", INTEGER, 3, NULL},
+         "qwen2.attention.head_count_kv: |a divisor of qwen2.attention.head_count 4, found 3"},
+        {{"qwen2.attention.key_length", INTEGER, 7, NULL}, "qwen2.attention.key_length: |found 7"},
+        {{"qwen2.context_length", INTEGER, 0, NULL}, "qwen2.context_length: "},
+        {{"qwen2.attention.layer_norm_rms_epsilon", NUMBER, 0, NULL},
+         "qwen2.attention.layer_norm_rms_epsilon: "},
+        {{"qwen2.rope.freq_base", NUMBER, 0, NULL}, "qwen2.rope.freq_base: |found 0"},
+        {{"qwen2.rope.freq_base", NUMBER, -1e4, NULL}, "qwen2.rope.freq_base: |found -10000"},
+        {{"qwen2.rope.freq_base", NUMBER, NAN, NULL}, "qwen2.rope.freq_base: |finite"},
+        {{"qwen2.rope.scaling.factor", NUMBER, 0, "yarn"}, "qwen2.rope.scaling.factor: |found 0"},
+        {{"qwen2.rope.scaling.factor", NUMBER, 0.5, "linear"},
+         "qwen2.rope.scaling.factor: |found 0.5"},
+        {{"qwen2.rope.scale_linear", NUMBER, 0.5, NULL}, "qwen2.rope.scale_linear: |found 0.5"},
+        {{"qwen2.rope.freq_base", NUMBER, 1e4, "yarn"},
+         "qwen2.rope.scaling.factor: |\"yarn\"|found no such key"},
+        {{"qwen2.rope.freq_base", NUMBER, 1e4, "linear"},
+         "qwen2.rope.scaling.factor: |\"linear\"|found no such key"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct imbrex_error err = {0};
+        char fragments[256];
+        snprintf(fragments, sizeof(fragments), "head_dim/m.gguf: |%s", cases[i].fragments);
+        expect_error(read_replaced(&cases[i].replacement, &err), IMBREX_STATUS_FORMAT, &err,
+                     fragments);
+    }
+    /* The rest of the file is sound. */
+    struct imbrex_error err = {0};
+    const struct replacement sound = {"qwen2.rope.freq_base", NUMBER, 1e4, NULL};
+    if (read_replaced(&sound, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    assert_int_equal(read_replaced(&cases[0].replacement, NULL), IMBREX_STATUS_FORMAT);
+}
+
+static void put_attn_factor(struct gguf_fixture *file)
+{
+    gguf_fixture_string(file, "llama.rope.scaling.type", "yarn");
+    gguf_fixture_float32(file, "llama.rope.scaling.factor", 4.0f);
+    gguf_fixture_float32(file, "llama.rope.scaling.attn_factor", 0.0f);
+}
+
+static void put_original_length(struct gguf_fixture *file)
+{
+    gguf_fixture_string(file, "llama.rope.scaling.type", "yarn");
+    gguf_fixture_float32(file, "llama.rope.scaling.factor", 4.0f);
+    gguf_fixture_float32(file, "llama.rope.scaling.original_context_length", -1.0f);
+}
+
+/* Catches YaRN's numbers that are out of range and passed over, or named as in config.json. */
+static void test_yarn_numbers(void **state)
+{
+    (void)state;
+    struct imbrex_error err = {0};
+    struct model_config config;
+    expect_error(read_config("llama", 3, put_attn_factor, &config, &err), IMBREX_STATUS_FORMAT,
+                 &err, "m.gguf: llama.rope.scaling.attn_factor: |found 0");
+    expect_error(read_config("llama", 3, put_original_length, &config, &err), IMBREX_STATUS_FORMAT,
+                 &err, "m.gguf: llama.rope.scaling.original_context_length: |found -1");
 }
 
 /* A file of two values and the embedding: `heads` puts llama.attention.head_count. */
@@ -464,11 +616,19 @@ static void test_random(void **state)
 int run_gguf_model_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config),       cmocka_unit_test(test_end_tokens),
-        cmocka_unit_test(test_rope_scaling), cmocka_unit_test(test_window),
-        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_numbers_by_layer),
-        cmocka_unit_test(test_open),         cmocka_unit_test(test_open_refusals),
-        cmocka_unit_test(test_split_count),  cmocka_unit_test(test_names),
+        cmocka_unit_test(test_config),
+        cmocka_unit_test(test_end_tokens),
+        cmocka_unit_test(test_rope_scaling),
+        cmocka_unit_test(test_window),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_end_tokens_beyond_the_rows),
+        cmocka_unit_test(test_messages_name_keys),
+        cmocka_unit_test(test_yarn_numbers),
+        cmocka_unit_test(test_numbers_by_layer),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_open_refusals),
+        cmocka_unit_test(test_split_count),
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests_name("gguf_model", tests, NULL, NULL);
