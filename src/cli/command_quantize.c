@@ -320,6 +320,10 @@ static int run(const void *settings, const char *model_path)
                      model_path == NULL ? "neither" : "one of them");
         return EXIT_CODE_INPUT;
     }
+    if (state.settings->out[0] == '\0') {
+        output_error("quantize: OUT.gguf: expected the name of a new file, found \"\"");
+        return EXIT_CODE_INPUT;
+    }
     if (!state.settings->force && stat(state.settings->out, &file) == 0 && S_ISREG(file.st_mode)) {
         output_error("%s: expected the name of a new file, found a file there; --force replaces it",
                      state.settings->out);

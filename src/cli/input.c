@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -198,33 +198,93 @@ int input_read_ids(const char *path, int32_t vocab_size, int32_t **token_ids, si
     return exit_code;
 }
 
-int input_read_lines(const char *path, input_line_fn *take, void *user)
+/* What has been read and is not yet given out. */
+struct line_reader {
+    const char *path;
+    char *bytes; /* [capacity] */
+    size_t capacity, length;
+    size_t line_number; /* of the first line */
+};
+
+/* Gives out the whole lines and moves what is behind them to the front. */
+static int take_lines(struct line_reader *reader, size_t num_searched, input_line_fn *take,
+                      void *user)
 {
-    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "r");
-    char *line = NULL;
-    size_t capacity = 0, line_number = 0;
+    size_t begin = 0;
     int exit_code = EXIT_CODE_OK;
 
-    if (file == NULL) {
-        return report_errno(path, "open");
-    }
-    while (exit_code == EXIT_CODE_OK) {
-        errno = 0;
-        ssize_t length = getline(&line, &capacity, file);
-        if (length < 0) {
-            if (errno != 0) {
-                exit_code = report_errno(path, "read");
-            }
+    for (;;) {
+        size_t from = begin > num_searched ? begin : num_searched;
+        const char *end = memchr(reader->bytes + from, '\n', reader->length - from);
+        if (end == NULL || exit_code != EXIT_CODE_OK) {
             break;
         }
-        if (length > 0 && line[length - 1] == '\n') {
-            length--;
-        }
-        exit_code = take(user, line, (size_t)length, ++line_number);
+        size_t line_bytes = (size_t)(end - reader->bytes) - begin;
+        exit_code = take(user, reader->bytes + begin, line_bytes, reader->line_number++);
+        begin += line_bytes + 1;
     }
-    free(line);
-    if (file != stdin) {
-        fclose(file);
+    memmove(reader->bytes, reader->bytes + begin, reader->length - begin);
+    reader->length -= begin;
+    return exit_code;
+}
+
+static int reserve_line(struct line_reader *reader)
+{
+    if (reader->length > INPUT_MAX_LINE_BYTES) {
+        output_error("%s: line %zu: expected at most %zu bytes, found more",
+                     input_display_name(reader->path), reader->line_number, INPUT_MAX_LINE_BYTES);
+        return EXIT_CODE_INPUT;
+    }
+    if (reader->length == reader->capacity) {
+        size_t larger = reader->capacity == 0 ? FIRST_READ_BYTES : reader->capacity * 2;
+        char *bytes = realloc(reader->bytes, larger);
+        if (bytes == NULL) {
+            return report_out_of_memory(reader->path);
+        }
+        reader->bytes = bytes;
+        reader->capacity = larger;
+    }
+    return EXIT_CODE_OK;
+}
+
+static int read_lines(int fd, struct line_reader *reader, input_line_fn *take, void *user)
+{
+    for (;;) {
+        int exit_code = reserve_line(reader);
+        if (exit_code != EXIT_CODE_OK) {
+            return exit_code;
+        }
+        ssize_t count = read(fd, reader->bytes + reader->length, reader->capacity - reader->length);
+        if (count < 0 && errno != EINTR) {
+            return report_errno(reader->path, "read");
+        }
+        if (count == 0) {
+            break;
+        }
+        size_t num_searched = reader->length;
+        reader->length += count > 0 ? (size_t)count : 0;
+        exit_code = take_lines(reader, num_searched, take, user);
+        if (exit_code != EXIT_CODE_OK) {
+            return exit_code;
+        }
+    }
+    return reader->length > 0 ? take(user, reader->bytes, reader->length, reader->line_number)
+                              : EXIT_CODE_OK;
+}
+
+int input_read_lines(const char *path, input_line_fn *take, void *user)
+{
+    struct line_reader reader = {.path = path, .line_number = 1};
+    bool is_standard_input = strcmp(path, "-") == 0;
+    int fd = is_standard_input ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0) {
+        return report_errno(path, "open");
+    }
+    int exit_code = read_lines(fd, &reader, take, user);
+    free(reader.bytes);
+    if (!is_standard_input) {
+        close(fd);
     }
     return exit_code;
 }

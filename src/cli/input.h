@@ -24,8 +24,11 @@ int input_read_text(const char *path, size_t max_bytes, char **text, size_t *num
  * caller with free(). */
 int input_read_ids(const char *path, int32_t vocab_size, int32_t **token_ids, size_t *num_tokens);
 
+#define INPUT_MAX_LINE_BYTES ((size_t)1 << 26)
+
 /* Gives lines of a file to `take`, with their number from 1, without the line end; NUL bytes are
- * allowed. Ends at the first exit code that is not OK, and returns it. Memory: the longest line. */
+ * allowed. Ends at the first exit code that is not OK, and returns it. A line of more than
+ * INPUT_MAX_LINE_BYTES is refused. Memory: the longest line. */
 typedef int input_line_fn(void *user, const char *line, size_t num_bytes, size_t line_number);
 int input_read_lines(const char *path, input_line_fn *take, void *user);
 

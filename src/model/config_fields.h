@@ -22,8 +22,8 @@ const char *config_quote(const json_t *value, char text[CONFIG_QUOTE_BYTES]);
 enum imbrex_status config_read_rope(const char *path, const json_t *root,
                                     struct model_config *config, struct imbrex_error *err);
 
-/* eos_token_id: one id in [0, vocab_size), an array of up to CONFIG_MAX_EOS_TOKENS, or none (missing
- * or null). FORMAT for an id beyond: it could never come, and no text would end. Writes
+/* eos_token_id: one id in [0, vocab_size), an array of up to CONFIG_MAX_EOS_TOKENS of them, or none
+ * (missing or null). FORMAT for an id beyond: it could never come, and no text would end. Writes
  * token_ids[0, *num_token_ids). */
 enum imbrex_status config_read_eos_token_ids(const char *path, const json_t *root,
                                              int32_t vocab_size, int32_t *token_ids,

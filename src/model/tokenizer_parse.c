@@ -718,6 +718,17 @@ static enum imbrex_status read_post_processor(const struct tokenizer_reader *rea
 
 /* ---- the whole ------------------------------------------------------------------------------ */
 
+/* Tokens spelled in the alphabet of bytes are found in text only if it is spelled so, too. */
+static enum imbrex_status check_byte_level(const struct tokenizer_reader *reader,
+                                           const struct decoder_steps *decoder)
+{
+    if (decoder->is_byte_level && !reader->tokenizer->is_byte_level) {
+        return refuse_unsupported(reader, "pre_tokenizer", "a \"ByteLevel\", as the decoder is",
+                                  json_object_get(reader->root, "pre_tokenizer"));
+    }
+    return IMBREX_STATUS_OK;
+}
+
 static enum imbrex_status read_tokenizer(const struct tokenizer_reader *reader)
 {
     const json_t *version = json_object_get(reader->root, "version");
@@ -728,6 +739,7 @@ static enum imbrex_status read_tokenizer(const struct tokenizer_reader *reader)
     TRY(read_normalizer(reader));
     TRY(read_pre_tokenizer(reader));
     TRY(read_decoder(reader, &decoder));
+    TRY(check_byte_level(reader, &decoder));
     TRY(read_model(reader, &decoder));
     return read_post_processor(reader);
 }

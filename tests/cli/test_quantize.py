@@ -192,7 +192,8 @@ class Quantize(TestCase):
         for name in names + ("Q4_K",):
             self.quantize(BUILTIN, "x.gguf", "--type", name, "--force")
 
-    # Fault: arguments that are ignored, files that are replaced without --force.
+    # Fault: arguments that are ignored, files that are replaced without --force, a model opened
+    # for nothing.
     def test_refusals(self):
         path = self.path("out.gguf")
         self.assert_error(run("quantize"), 2, "MODEL and OUT.gguf", "neither")
@@ -206,7 +207,8 @@ class Quantize(TestCase):
         self.assertEqual(os.path.getsize(path), 4)
         self.assert_error(run("quantize", BUILTIN, self.folder), 2, "found a folder")
         self.assert_error(run("quantize", BUILTIN, self.path("none/x.gguf")), 2, "cannot create")
-        self.assert_error(run("quantize", BUILTIN, ""), 2, "expected the name of a new file")
+        self.assert_error(run("quantize", self.path("none"), ""), 2, "OUT.gguf",
+                          'expected the name of a new file, found ""')
         self.assertEqual(os.listdir(self.folder), ["out.gguf"])
         os.symlink("nothing", self.path("link"))
         self.assert_error(run("quantize", BUILTIN, self.path("link")), 2, "link to nothing")

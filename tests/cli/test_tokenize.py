@@ -117,6 +117,18 @@ class Tokenize(TestCase):
             self.assert_error(result, 2, path, "line 2", part)
             self.assertEqual(len(result.stdout.splitlines()), 1, line[:20])
 
+    # Fault: a line without an end takes all memory; a long one is cut or refused.
+    def test_jsonl_long_lines(self):
+        self.assert_error(run("tokenize", "--jsonl", "/dev/zero"), 2, "/dev/zero", "line 1",
+                          "at most 67108864 bytes")
+        long_line = '{"text": "' + "a " * 100_000 + '"}\n'
+        result = run("tokenize", "--jsonl", self.write("texts", '{"text": "a"}\n' + long_line * 3))
+        self.assert_ok(result)
+        lengths = [len(json.loads(line)) for line in result.stdout.splitlines()]
+        self.assertEqual(len(lengths), 4)
+        self.assertEqual(lengths[1:], [lengths[1]] * 3)
+        self.assertGreater(lengths[1], 100_000)
+
     # Fault: an unreadable file is read as an empty one.
     def test_bad_files(self):
         for option in ("--file", "--jsonl"):

@@ -215,6 +215,9 @@ static void test_parse_refuses_by_name(void **state)
         {BYTES, "added_tokens/1/special", "1", FORMAT, "added_tokens[1]: special|found 1"},
         {BYTES, "added_tokens/+", "{\"id\": 262, \"content\": \"<tool>\"}", FORMAT,
          "added_tokens|each content once|\"<tool>\"|262"},
+        {BYTES, "pre_tokenizer", "null", UNSUPPORTED,
+         "pre_tokenizer: expected|\"ByteLevel\"|found null"},
+        {BYTES, PRE "1", NULL, UNSUPPORTED, "pre_tokenizer: expected|\"ByteLevel\""},
         {BYTES, "model/vocab/\xc3\xbf", NULL, 0, NULL}, /* byte 0xff: no text has it */
         {BYTES, "model/ignore_merges", "true", 0, NULL},
         {BYTES, PRE "0/behavior", "\"Removed\"", 0, NULL},

@@ -334,8 +334,8 @@ static void test_regex_limits_hold_for_the_text(void **state)
     split_regex_destroy(steps[1].regex);
 }
 
-/* Catches limits that real expressions hit on long texts: those of Mistral's Tekken, of GPT-4 and of
- * DeepSeek-V3, on what makes them look back and ahead most. */
+/* Catches limits that real expressions hit on long texts: those of Mistral's Tekken, of GPT-4 and
+ * of DeepSeek-V3, on what makes them look back and ahead most. */
 static void test_regex_limits_spare_real_expressions(void **state)
 {
     (void)state;
