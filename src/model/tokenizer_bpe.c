@@ -214,10 +214,10 @@ static void symbol_pair(const struct merge_table *table, struct bpe_symbol *symb
 /* Queues the pair that begins at a symbol if it comes before both of its neighbours. */
 static void symbol_queue(const struct bpe_symbol *symbols, uint32_t at, struct pair_heap *heap)
 {
-    if (at == symbol_none || symbols[at].rank == MERGE_NO_RANK) {
+    const struct bpe_symbol *symbol = &symbols[at];
+    if (symbol->rank == MERGE_NO_RANK) {
         return;
     }
-    const struct bpe_symbol *symbol = &symbols[at];
     if ((symbol->prev == symbol_none || symbols[symbol->prev].rank > symbol->rank) &&
         symbols[symbol->next].rank >= symbol->rank) {
         heap_push(heap, (uint64_t)symbol->rank << 32 | at);
@@ -287,6 +287,7 @@ static size_t merge_long_word(const struct merge_table *table, int32_t *ids, siz
             continue;
         }
         struct bpe_symbol *absorbed = &symbols[symbol->next];
+        uint32_t absorbed_rank = absorbed->rank;
         symbol->id = (int32_t)symbol->merged;
         symbol->next = absorbed->next;
         absorbed->rank = MERGE_NO_RANK;
@@ -294,13 +295,20 @@ static size_t merge_long_word(const struct merge_table *table, int32_t *ids, siz
             symbols[symbol->next].prev = at;
         }
         symbol_pair(table, symbols, at);
+        /* Of the pairs further out, those are queued already that came before the ones gone. */
         if (symbol->prev != symbol_none) {
+            struct bpe_symbol *prev = &symbols[symbol->prev];
+            uint32_t prev_rank = prev->rank;
             symbol_pair(table, symbols, symbol->prev);
-            symbol_queue(symbols, symbols[symbol->prev].prev, &heap);
+            if (prev->prev != symbol_none && prev_rank < symbols[prev->prev].rank) {
+                symbol_queue(symbols, prev->prev, &heap);
+            }
             symbol_queue(symbols, symbol->prev, &heap);
         }
         symbol_queue(symbols, at, &heap);
-        symbol_queue(symbols, symbol->next, &heap);
+        if (symbol->next != symbol_none && absorbed_rank <= symbols[symbol->next].rank) {
+            symbol_queue(symbols, symbol->next, &heap);
+        }
     }
     size_t num_left = 0;
     for (uint32_t i = 0; i != symbol_none; i = symbols[i].next) {
