@@ -61,6 +61,8 @@ LIB := $(BUILD)/libimbrex.a
 TEST_LIB := $(OBJ)/libimbrex-inside.a
 objects = $(patsubst %,$(OBJ)/%.o,$(basename $(1)))
 LIB_OBJECTS := $(call objects,$(LIB_SOURCES))
+# What only tests link.
+TEST_LIB_OBJECTS := $(LIB_OBJECTS) $(call objects,$(wildcard src/ops/fake/*.c))
 CLI_OBJECTS := $(call objects,$(CLI_SOURCES))
 
 UNIT_SOURCES := $(wildcard tests/test_main.c tests/base/*.c tests/jinja/*.c tests/model/*.c \
@@ -71,6 +73,7 @@ GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
 GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
 FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)
 FAULT_SHARED := $(filter-out $(FAULT_SOURCES),$(wildcard tests/fault/*.c))
+SOAK_SOURCES := $(wildcard tests/soak/soak_*.c)
 BENCH_SOURCES := $(wildcard bench/bench_*.c)
 EXAMPLE_SOURCES := $(wildcard examples/*.c)
 FUZZ_SOURCES := $(wildcard fuzz/fuzz_*.c)
@@ -81,6 +84,7 @@ UNIT := $(if $(UNIT_SOURCES),$(BUILD)/tests/unit)
 CHECKS := $(call programs,$(CHECK_SOURCES))
 GOLDENS := $(call programs,$(GOLDEN_SOURCES))
 FAULTS := $(call programs,$(FAULT_SOURCES))
+SOAKS := $(call programs,$(SOAK_SOURCES))
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SOURCES))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(EXAMPLE_SOURCES))
 FUZZERS := $(patsubst fuzz/%.c,$(BUILD)/fuzzers/%,$(FUZZ_SOURCES))
@@ -113,8 +117,9 @@ help:
 	@echo 'make run        install missing packages, build, write a story with the built-in model'
 	@echo 'make test       install missing packages, build, run the tests (TESTS="unit ...": some)'
 	@echo 'make check      style, layers, gcc and clang with -Werror, asan, tsan, fuzz 10 s each'
-	@echo 'make bench      check every kernel against the reference and time it; time tokenizers'
+	@echo 'make bench      check and time every kernel; time tokenizers and scheduler'
 	@echo 'make differential  tokenizers against the Python package `tokenizers`, if it is there'
+	@echo 'make soak       a thousand mixed requests on a small real model, for many minutes'
 	@echo 'make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the threaded tests under ThreadSanitizer'
 	@echo 'make fuzz       libFuzzer, FUZZ_SECONDS=$(FUZZ_SECONDS) a target, two at a time'
@@ -142,6 +147,18 @@ $(OBJ)/%_avx2.o: %_avx2.c $(OPTIONS_FILE)
 $(OBJ)/tests/%.o: tests/%.c $(OPTIONS_FILE)
 	$(call QUIET,cc) $(COMPILE) $(TEST_OPTIONS)
 
+# What `imbrex bench` says it measured. Rewritten only when it changes; empty outside of a checkout,
+# such as in a tree that lies in another one's.
+COMMIT_FILE := $(OBJ)/commit
+COMMIT_TEXT = $(shell git ls-files --error-unmatch Makefile >/dev/null 2>&1 && \
+    git describe --always --dirty 2>/dev/null)
+$(COMMIT_FILE): FORCE
+	@mkdir -p $(@D)
+	@echo '$(COMMIT_TEXT)' | cmp -s - $@ || echo '$(COMMIT_TEXT)' > $@
+
+$(OBJ)/src/cli/machine.o: src/cli/machine.c $(OPTIONS_FILE) $(COMMIT_FILE)
+	$(call QUIET,cc) $(COMPILE) -DIMBREX_COMMIT='"$(COMMIT_TEXT)"'
+
 $(OBJ)/%.o: %.c $(OPTIONS_FILE)
 	$(call QUIET,cc) $(COMPILE)
 
@@ -160,7 +177,7 @@ $(LIB): $(OBJ)/imbrex.o
 	$(call QUIET,ar) rm -f $@; $(AR) rcs $@ $^
 $(OBJ)/imbrex.o: $(LIB_OBJECTS)
 	$(call QUIET,link) $(LD) -r $^ -o $@ && $(OBJCOPY) --localize-hidden $@
-$(TEST_LIB): $(LIB_OBJECTS)
+$(TEST_LIB): $(TEST_LIB_OBJECTS)
 	$(call QUIET,ar) rm -f $@; $(AR) rcs $@ $^
 
 # Only what imbrex.h marks IMBREX_API leaves the library; what jansson or libc must provide has to
@@ -187,8 +204,10 @@ $(GOLDENS): $(BUILD)/tests/%: $(OBJ)/tests/golden/%.o $(call objects,$(GOLDEN_SH
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 $(FAULTS): $(BUILD)/tests/%: $(OBJ)/tests/fault/%.o $(call objects,$(FAULT_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) $(WRAP) -lcmocka $(STATIC_LIBS)
+$(SOAKS): $(BUILD)/tests/%: $(OBJ)/tests/soak/%.o $(OBJ)/tests/engine/request_cases.o $(TEST_LIB)
+	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 
-$(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(LIB)
+$(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)
 
 # Examples are built as a user would: against the shared library.
@@ -234,6 +253,11 @@ check:
 	@$(SUBMAKE) tsan
 	@$(SUBMAKE) fuzz FUZZ_SECONDS=10
 
+soak:
+	@tools/deps.sh test
+	@$(SUBMAKE) $(SOAKS)
+	@for program in $(SOAKS); do $$program || exit 1; done
+
 check-style:
 	tools/check_layers
 	tools/check_style --layout
@@ -256,6 +280,7 @@ bench: $(CHECKS) $(BENCHES) $(FIXTURES)
 	@for tokenizer in $(FIXTURES) builtin:stories260K; do \
 	    $(BUILD)/bench/bench_tokenizer $$tokenizer tests/golden/tokenizers/qwen2.5/cases.jsonl \
 	        ARCHITECTURE.md src/model/tokenizer_parse.c || exit 1; done
+	@$(BUILD)/bench/bench_scheduler
 
 # Against the Python package `tokenizers`, which is not installed by anything here.
 differential: $(BUILD)/imbrex $(FIXTURES)

@@ -8,6 +8,7 @@
 
 #include "base/thread_pool.h"
 #include "ops/cpu/cpu_kernels.h"
+#include "ops/ops_loop.h"
 
 /* A loop this small is done before another thread would have joined it: 20,000 flop take 1 us. */
 #define INLINE_FLOPS 20e3
@@ -109,6 +110,18 @@ static void run_loop(struct ops *ops, thread_pool_fn *piece, struct loop loop, i
     }
     loop.kernels = &ops->kernels;
     thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, unit), piece, &loop);
+}
+
+const struct cpu_kernels *ops_kernels(const struct ops *ops)
+{
+    return &ops->kernels;
+}
+
+void ops_run_loop(struct ops *ops, thread_pool_fn *fn, void *arg, int64_t count, double item_flops)
+{
+    if (count > 0) {
+        thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, 1), fn, arg);
+    }
 }
 
 #define DEFINE_PIECE(op)                                                              \

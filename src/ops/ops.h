@@ -48,15 +48,22 @@ struct embedding_params {
 };
 void ops_embedding(struct ops *ops, const struct embedding_params *params);
 
-/* d = a / sqrt(mean(a^2) + eps) * weight, row by row; d may be a. */
+/* d = a / sqrt(mean(a^2) + eps) * weight, row by row. Without rows, d may be a. */
 struct rmsnorm_params {
-    const float *a;      /* [num_tokens, hidden_size] */
+    const float *a;      /* [num_tokens, hidden_size]; with rows, as many as these name */
+    const int32_t *rows; /* [num_tokens] row of a for each row of d, in any order; NULL: the same */
     const float *weight; /* [hidden_size] */
     float *d;            /* [num_tokens, hidden_size] */
     int32_t num_tokens, hidden_size;
     float eps;
 };
 void ops_rmsnorm(struct ops *ops, const struct rmsnorm_params *params);
+
+/* The row of a that becomes row `token` of d. */
+static inline int64_t rmsnorm_row(const struct rmsnorm_params *params, int64_t token)
+{
+    return params->rows == NULL ? token : params->rows[token];
+}
 
 /* d = a · weightᵀ + bias + residual. With quantised weights, a is first brought into the blocks
  * that its dot product is defined over (quant.h), once for all columns. */

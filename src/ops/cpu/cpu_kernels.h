@@ -28,6 +28,12 @@ struct cpu_kernels {
     void (*gemm_swiglu)(const struct gemm_swiglu_params *params,
                         const struct quant_rows *quant_rows, int64_t begin,
                         int64_t end); /* intermediate_size */
+    /* One row of sampling, num_ids >= 1. best_id has the largest logit, and is the lowest such id;
+     * it is any id if there is a NaN. False if a logit is NaN or infinite. */
+    bool (*scan_logits)(const float *logits, int32_t num_ids, int32_t *best_id);
+    /* Of one row too: the sum of exp(logit - max_logit), max_logit the largest. Relative error
+     * below 1e-12. */
+    double (*sum_exp)(const float *logits, int32_t num_ids, float max_logit);
 };
 
 /* Fills every entry with the reference. */

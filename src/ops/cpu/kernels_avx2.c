@@ -12,5 +12,7 @@ void avx2_kernels_fill(struct cpu_kernels *kernels)
     kernels->rope_kv = avx2_rope_kv;
     kernels->attention = avx2_attention;
     kernels->gemm_swiglu = avx2_gemm_swiglu;
+    kernels->scan_logits = avx2_scan_logits;
+    kernels->sum_exp = avx2_sum_exp;
 }
 #endif

@@ -17,5 +17,7 @@ void avx2_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t en
 void avx2_attention(const struct attention_params *params, int64_t begin, int64_t end);
 void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, const struct quant_rows *quant_rows,
                       int64_t begin, int64_t end);
+bool avx2_scan_logits(const float *logits, int32_t num_ids, int32_t *best_id);
+double avx2_sum_exp(const float *logits, int32_t num_ids, float max_logit);
 
 #endif

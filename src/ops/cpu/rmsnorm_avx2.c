@@ -34,7 +34,7 @@ void avx2_rmsnorm(const struct rmsnorm_params *params, int64_t begin, int64_t en
 {
     int64_t width = params->hidden_size;
     for (int64_t token = begin; token < end; token++) {
-        const float *a = params->a + token * width;
+        const float *a = params->a + rmsnorm_row(params, token) * width;
         float *d = params->d + token * width;
         float mean_square = sum_of_squares(a, width) / (float)width;
         __m256 scale = _mm256_set1_ps(1.0f / sqrtf(mean_square + params->eps));

@@ -8,6 +8,7 @@
 
 #include "ops/cpu/cpu_kernels.h"
 #include "ops/ops.h"
+#include "ops/sample.h"
 
 void ref_embedding(const struct embedding_params *params, int64_t begin, int64_t end);
 void ref_rmsnorm(const struct rmsnorm_params *params, int64_t begin, int64_t end);
@@ -17,6 +18,16 @@ void ref_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end
 void ref_attention(const struct attention_params *params, int64_t begin, int64_t end);
 void ref_gemm_swiglu(const struct gemm_swiglu_params *params, const struct quant_rows *quant_rows,
                      int64_t begin, int64_t end);
+
+bool ref_scan_logits(const float *logits, int32_t num_ids, int32_t *best_id);
+double ref_sum_exp(const float *logits, int32_t num_ids, float max_logit);
+
+/* Rows [begin, end) of ops_sample, whose long loops are kernels of the table. scratch is one
+ * thread's: [ref_sample_scratch_bytes], 64-byte aligned, of any contents. */
+void ref_sample(const struct sample_params *params, const struct cpu_kernels *kernels,
+                int64_t begin, int64_t end, void *scratch);
+/* A multiple of 64; SIZE_MAX if it does not fit. */
+size_t ref_sample_scratch_bytes(int32_t vocab_size);
 
 /* Sum over k of a[k] * weight[row_idx, k], k in [0, row_elements). Four partial sums, k modulo 4,
  * added as (0 + 1) + (2 + 3). */
