@@ -198,12 +198,17 @@ void forward_run(const struct model_config *config, const struct weights *weight
 }
 
 void forward_logits(const struct model_config *config, const struct weights *weights,
-                    struct ops *ops, int32_t first_row, int32_t num_rows,
+                    struct ops *ops, const int32_t *tokens, int32_t num_rows,
                     struct forward_buffers *buffers)
 {
-    assert(num_rows <= buffers->max_logit_rows && first_row + num_rows <= buffers->max_tokens);
-    ops_rmsnorm(ops, &(struct rmsnorm_params){.a = buffers->hidden +
-                                                   (int64_t)first_row * config->hidden_size,
+    assert(num_rows <= buffers->max_logit_rows);
+#ifndef NDEBUG
+    for (int32_t row = 0; row < num_rows; row++) {
+        assert(tokens[row] >= 0 && tokens[row] < buffers->max_tokens);
+    }
+#endif
+    ops_rmsnorm(ops, &(struct rmsnorm_params){.a = buffers->hidden,
+                                              .rows = tokens,
                                               .weight = weights->norm,
                                               .d = buffers->normed,
                                               .num_tokens = num_rows,

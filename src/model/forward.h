@@ -43,10 +43,10 @@ void forward_run(const struct model_config *config, const struct weights *weight
                  const struct kv_view *kv, const struct forward_batch *batch,
                  struct forward_buffers *buffers);
 
-/* logits[i, :] of batch token first_row + i, for num_rows <= max_logit_rows tokens of the last
- * forward_run. Can be called several times. Allocates nothing. */
+/* logits[i, :] of batch token tokens[i] of the last forward_run, i in [0, num_rows), num_rows <=
+ * max_logit_rows. Can be called several times. Allocates nothing. */
 void forward_logits(const struct model_config *config, const struct weights *weights,
-                    struct ops *ops, int32_t first_row, int32_t num_rows,
+                    struct ops *ops, const int32_t *tokens, int32_t num_rows,
                     struct forward_buffers *buffers);
 
 #endif

@@ -322,10 +322,13 @@ const char *imbrex_model_file_at(const struct imbrex_model *model, const void *a
     return checkpoint_file_at(&model->checkpoint, address);
 }
 
-struct imbrex_generation_options imbrex_generation_options_default(const struct imbrex_model *model)
+struct imbrex_request_options imbrex_request_options_default(const struct imbrex_model *model)
 {
     const struct generation_config *config = &model->generation_config;
-    return (struct imbrex_generation_options){
+    return (struct imbrex_request_options){
+        .num_choices = 1,
+        .num_logprobs = -1,
+        .num_prompt_logprobs = -1,
         .temperature = config->do_sample ? config->temperature : 0.0f,
         .top_k = config->top_k,
         .top_p = config->top_p,

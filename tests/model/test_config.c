@@ -583,7 +583,7 @@ static void test_generation_temperature(void **state)
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         struct imbrex_model model = {0};
         assert_int_equal(parse_generation(rows[i].text, &model.generation_config, NULL), 0);
-        struct imbrex_generation_options options = imbrex_generation_options_default(&model);
+        struct imbrex_request_options options = imbrex_request_options_default(&model);
         assert_true(options.temperature == rows[i].temperature);
         assert_int_equal(options.from_checkpoint,
                          rows[i].is_present ? IMBREX_GENERATION_TEMPERATURE : 0);
