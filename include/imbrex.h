@@ -5,8 +5,8 @@
  *   imbrex_tokenizer   text <-> token ids; immutable, any thread
  *   imbrex_model       configuration, mapped weights, tokenizer; immutable, any thread, shared
  *                      by engines
- *   imbrex_engine      threads, KV cache, activation memory; used by one thread at a time
- *   imbrex_generation  one prompt and its continuation; at most one runs in an engine at a time
+ *   imbrex_engine      threads, KV cache, activation memory; runs many requests at once
+ *   imbrex_request     one prompt and its continuations
  * Each must outlive the ones below it that were created from it. Several engines may live in one
  * process.
  *
@@ -244,7 +244,7 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_chat_tokenize(
     size_t *text_bytes, struct imbrex_error *err);
 
 /* The special token that the template puts behind an assistant's reply, for
- * imbrex_generation_options.end_token_ids: not all checkpoints list it among their end tokens. -1
+ * imbrex_request_options.end_token_ids: not all checkpoints list it among their end tokens. -1
  * if the template has none. Fails as imbrex_chat_tokenize does. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_chat_end_token(
     const struct imbrex_model *model, const struct imbrex_chat_options *options, int32_t *token_id,
@@ -317,21 +317,58 @@ enum imbrex_cpu_features {
 };
 #define IMBREX_CPU_ALL 0xffffffffu /* whatever the machine has */
 
+/* Called around the parts of an engine's step, nested, on the thread that runs it: what NVTX and
+ * other tracers want. name is static ("step", "schedule", "forward", "sample", "events"). */
+typedef void imbrex_range_begin_fn(void *user, const char *name);
+typedef void imbrex_range_end_fn(void *user);
+
 struct imbrex_engine_options {
     int32_t num_threads;     /* compute threads, the caller's counted; 0: all CPUs it may use */
-    int32_t context_size;    /* tokens of KV cache; 0: min(max_position_embeddings, 4096) */
-    int32_t max_step_tokens; /* tokens of one prefill chunk; 0: 128 */
-    uint32_t cpu_features;   /* bits of enum imbrex_cpu_features; 0: the plain C reference */
+    int32_t context_size;    /* tokens of one sequence; 0: min(max_position_embeddings, 4096) */
+    int32_t kv_cache_tokens; /* of all sequences together, >= context_size; 0: context_size */
+    int32_t max_running;     /* sequences in one step; 0: 64 */
+    int32_t max_step_tokens; /* tokens of one step, decode and prefill together; 0: 128 */
+    int32_t max_waiting;     /* requests that may wait before submit says CAPACITY; 0: 1024 */
+    /* What one step of priority is worth: a request goes ahead of those of the next lower priority
+     * that came up to this much earlier. So every request's turn comes. 0: one second. */
+    int64_t priority_step_ns;
+    /* Chunks of a prompt begin on the edges of KV blocks: where a kernel's order of summation
+     * depends on the chunk, a request's bits then depend on nothing but the request. */
+    bool batch_invariant;
+    uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
+    imbrex_range_begin_fn *range_begin; /* NULL: none */
+    imbrex_range_end_fn *range_end;
+    void *range_user;
 };
 
+/* Zeros, batch_invariant, all CPU features. */
 IMBREX_API struct imbrex_engine_options imbrex_engine_options_default(void);
 
-/* Plans and reserves all memory of a running model; afterwards a decode step allocates nothing.
- * The result does not depend on num_threads, bit for bit. */
+/* Plans and reserves all memory of a running model; afterwards a steady step allocates nothing.
+ * What a request gives depends neither on num_threads nor on the requests beside it, bit for bit.
+ */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_create(
     struct imbrex_model *model, const struct imbrex_engine_options *options,
     struct imbrex_engine **engine, struct imbrex_error *err);
+/* Stops the engine's thread. All its requests must have been destroyed. */
 IMBREX_API void imbrex_engine_destroy(struct imbrex_engine *engine);
+
+/* Gives the engine a thread of its own, which runs requests as they come; until imbrex_engine_stop
+ * nobody else may step it. Without, the engine runs on the threads that wait for their requests
+ * (imbrex_request_wait, imbrex_request_poll), one at a time, or in imbrex_engine_step. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_start(struct imbrex_engine *engine,
+                                                                  struct imbrex_error *err);
+/* Ends that thread after its step. Requests stay as they are. Does nothing without one. */
+IMBREX_API void imbrex_engine_stop(struct imbrex_engine *engine);
+
+/* One step on the calling thread, for hosts with a loop of their own: takes new requests in, plans,
+ * computes, hands out events.
+ *   has_work  written: there are requests left; false also after a failure
+ * INVALID_ARGUMENT while another thread runs the engine; DEVICE once the device has failed (see
+ * imbrex_request_submit). */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_step(struct imbrex_engine *engine,
+                                                                 bool *has_work,
+                                                                 struct imbrex_error *err);
 
 /* Memory as planned, in bytes. KV and activations are reserved address space, committed when first
  * touched. */
@@ -340,10 +377,13 @@ struct imbrex_memory_plan {
     size_t converted_bytes;  /* norms and biases, widened to fp32 */
     size_t kv_bytes;         /* kv_num_blocks blocks */
     size_t activation_bytes; /* one step's tensors, logits and sampler included */
+    size_t batch_bytes;      /* the steps' inputs and results, on host and device */
     int32_t kv_block_size;   /* tokens of a KV block */
     int32_t kv_num_blocks;
-    int32_t context_size;    /* tokens */
+    int32_t context_size;    /* tokens of one sequence */
     int32_t max_step_tokens; /* tokens */
+    int32_t max_running;     /* sequences */
+    int32_t max_waiting;     /* requests */
     int32_t num_threads;
     const char *kernels; /* "avx2", "ref"; static storage */
 };
@@ -356,7 +396,8 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_plan(
     const struct imbrex_model *model, const struct imbrex_engine_options *options,
     struct imbrex_memory_plan *plan, struct imbrex_error *err);
 
-/* Negative log-likelihood of each id given the ones before it, natural logarithm.
+/* Negative log-likelihood of each id given the ones before it, natural logarithm: a request with
+ * prompt logprobs that generates nothing, waited for.
  *   token_ids  [num_tokens], 2 <= num_tokens <= context_size
  *   nll        [num_tokens - 1], written: nll[i] belongs to token_ids[i + 1]
  * FORMAT if the weights give logits that are not finite. After a failure the contents of nll are
@@ -366,11 +407,65 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_score(struct imbrex_
                                                                   int32_t num_tokens, double *nll,
                                                                   struct imbrex_error *err);
 
-/* ---- generation ------------------------------------------------------------------------------ */
+/* ---- requests -------------------------------------------------------------------------------- */
 
-struct imbrex_generation;
+struct imbrex_request;
 
-/* Bits of imbrex_generation_options.from_checkpoint: fields that the checkpoint's
+enum imbrex_finish_reason {
+    IMBREX_FINISH_REASON_NONE = 0,        /* still running */
+    IMBREX_FINISH_REASON_EOS = 1,         /* an end token */
+    IMBREX_FINISH_REASON_STOP_STRING = 2, /* a stop string */
+    IMBREX_FINISH_REASON_LENGTH = 3,      /* max_tokens */
+    IMBREX_FINISH_REASON_CONTEXT = 4,     /* the context is full */
+    IMBREX_FINISH_REASON_CANCELLED = 5,   /* cancelled, or the callback returned false */
+    IMBREX_FINISH_REASON_ERROR = 6,       /* the request failed */
+    IMBREX_FINISH_REASON_DEADLINE = 7,    /* its time was over */
+};
+
+/* "stop_string" and so on. Static storage. */
+IMBREX_API const char *imbrex_finish_reason_name(enum imbrex_finish_reason reason);
+
+/* An id and the natural logarithm of its probability in the model's own distribution: before
+ * biases, penalties, temperature and filters. */
+struct imbrex_logprob {
+    int32_t token_id;
+    float logprob;
+};
+
+/* Added to the logit of an id: in [-1e30, 1e30], or -INFINITY, which forbids it. */
+struct imbrex_logit_bias {
+    int32_t token_id;
+    float bias;
+};
+
+#define IMBREX_MAX_CHOICES 64      /* of one request */
+#define IMBREX_MAX_LOGPROBS 20     /* alternatives shown beside a token */
+#define IMBREX_MAX_LOGIT_BIAS 1024 /* entries of one request */
+#define IMBREX_MAX_END_TOKENS 64   /* of one request, the model's not counted */
+#define IMBREX_MAX_PRIORITY 1000   /* and the lowest is its negative */
+#define IMBREX_NO_TOKENS (-1)      /* max_tokens of a request that only reads its prompt */
+
+/* One generated token, or the end of a choice. The end comes once for each choice, last, with
+ * finish_reason set, token_id -1 and whatever text was still held back. `text` is whole UTF-8
+ * characters that no stop string can begin any more: it may be empty, and may belong to earlier
+ * tokens. Pointers are views, valid during the callback, or until the next poll. */
+struct imbrex_token_event {
+    int32_t choice_idx;
+    int32_t token_id;
+    const char *text;
+    size_t text_bytes;
+    enum imbrex_finish_reason finish_reason;
+    bool is_last;                              /* no event of the request follows */
+    float logprob;                             /* of token_id, if num_logprobs >= 0 */
+    const struct imbrex_logprob *top_logprobs; /* [num_top_logprobs], the most likely first */
+    int32_t num_top_logprobs;
+};
+
+/* Returns false to cancel the request, all its choices. Called on the thread that runs the engine;
+ * it may submit and cancel, but neither wait for, poll nor destroy requests. */
+typedef bool imbrex_token_fn(void *user, const struct imbrex_token_event *event);
+
+/* Bits of imbrex_request_options.from_checkpoint: fields that the checkpoint's
  * generation_config.json set. */
 enum imbrex_generation_field {
     IMBREX_GENERATION_TEMPERATURE = 1 << 0,
@@ -380,90 +475,157 @@ enum imbrex_generation_field {
     IMBREX_GENERATION_REPETITION_PENALTY = 1 << 4,
 };
 
-/* Applied in this order: repetition penalty, temperature, top-k, top-p, min-p, draw. */
-struct imbrex_generation_options {
-    const int32_t *prompt_ids; /* [num_prompt_ids], copied by create */
-    int32_t num_prompt_ids;    /* >= 1 */
-    int32_t max_tokens; /* tokens to generate; 0: until an end token or the context is full */
-    float temperature;  /* 0: the most likely token (lowest id on a tie); else up to 100 */
-    int32_t top_k;      /* keep the k most likely; 0: all */
-    float top_p;        /* keep the most likely whose probabilities sum to p, in (0, 1] */
-    float min_p;        /* keep those with at least min_p x the best probability, in [0, 1) */
-    /* Divides positive, multiplies negative logits of ids seen before; in [0.01, 100], 1 is off. */
+/* Everything a request says; submit copies all of it. Logits go through, in this order: logit_bias
+ * (and end tokens forbidden before min_tokens), repetition penalty, frequency and presence penalty,
+ * temperature, top-k, top-p, min-p, draw. */
+struct imbrex_request_options {
+    const int32_t *prompt_ids; /* [num_prompt_ids], each in [0, rows of embed_tokens) */
+    int32_t num_prompt_ids;    /* >= 1, unless there is a prompt_text */
+    /* Instead of ids: text that submit tokenizes with these bits of enum imbrex_tokenize_flags. */
+    const char *prompt_text;
+    size_t prompt_text_bytes;
+    unsigned prompt_text_flags;
+
+    /* Tokens to generate; 0: until an end token or the context is full; IMBREX_NO_TOKENS: none. */
+    int32_t max_tokens;
+    int32_t min_tokens;  /* no end token before that many; stop strings end it all the same */
+    int32_t num_choices; /* continuations of the one prompt, 1 .. IMBREX_MAX_CHOICES */
+
+    float temperature; /* 0: the most likely token (lowest id on a tie); else up to 100 */
+    int32_t top_k;     /* keep the k most likely; 0: all */
+    float top_p;       /* keep the most likely whose probabilities sum to p, in (0, 1] */
+    float min_p;       /* keep those with at least min_p x the best probability, in [0, 1) */
+    /* Divides positive, multiplies negative logits of ids in the prompt or the output; in
+     * [0.01, 100], 1 is off. */
     float repetition_penalty;
-    uint64_t seed; /* same seed, same text; one draw per position, independent of all else */
-    /* [num_stop] strings, copied by create; the text ends before the first one found. */
-    const char *const *stop;
+    float frequency_penalty; /* subtracted once for each time the output has the id; in [-2, 2] */
+    float presence_penalty;  /* subtracted if the output has the id; in [-2, 2] */
+    const struct imbrex_logit_bias *logit_bias; /* [num_logit_bias], ids all different */
+    size_t num_logit_bias;
+    /* Same seed, same text: one draw for each (seed, choice, position), independent of all else. */
+    uint64_t seed;
+
+    const char *const *stop; /* [num_stop] strings; the text ends before the first one found */
     size_t num_stop;
-    /* [num_end_token_ids], copied by create: end tokens beside the model's. */
-    const int32_t *end_token_ids;
+    const int32_t *end_token_ids; /* [num_end_token_ids]: end tokens beside the model's */
     size_t num_end_token_ids;
     bool ignore_eos; /* do not end at end tokens */
-    /* Bits of enum imbrex_generation_field; told by the defaults, ignored by create. */
+
+    /* Logprobs of generated tokens with that many alternatives, up to IMBREX_MAX_LOGPROBS; -1: no
+     * logprobs. The same for the prompt's tokens, see imbrex_request_prompt_logprobs. */
+    int32_t num_logprobs, num_prompt_logprobs;
+
+    int32_t priority; /* higher is sooner; see imbrex_engine_options.priority_step_ns */
+    /* From submit; a request that has not ended by then ends with DEADLINE. 0: no limit. */
+    int64_t timeout_ns;
+    /* [salt_bytes]: KV blocks are shared among requests of equal salt only. Copied; up to 256. */
+    const void *salt;
+    size_t salt_bytes;
+    bool no_text; /* events carry no text; not together with stop strings */
+
+    imbrex_token_fn *callback; /* NULL: events are kept for imbrex_request_poll */
+    void *user;
+    /* Bits of enum imbrex_generation_field; told by the defaults, ignored by submit. */
     unsigned from_checkpoint;
 };
 
-/* Defaults of the checkpoint's generation_config.json where there is one (do_sample false or absent
- * means temperature 0), of greedy decoding otherwise. */
-IMBREX_API struct imbrex_generation_options imbrex_generation_options_default(
+/* One choice, no logprobs. Sampling as the checkpoint's generation_config.json says where there is
+ * one (do_sample false or absent means temperature 0), greedy otherwise. */
+IMBREX_API struct imbrex_request_options imbrex_request_options_default(
     const struct imbrex_model *model);
 
-/* Checks and copies the options. CAPACITY, with both numbers, if the prompt does not fit the
- * engine's context. */
-IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_generation_create(
-    struct imbrex_engine *engine, const struct imbrex_generation_options *options,
-    struct imbrex_generation **generation, struct imbrex_error *err);
-IMBREX_API void imbrex_generation_destroy(struct imbrex_generation *generation);
+/* Queues a request. Any thread.
+ *   INVALID_ARGUMENT  an option breaks its rule; the message names it
+ *   CAPACITY          the prompt does not fit the context (with both numbers), or max_waiting
+ *                     requests wait already: try later
+ *   DEVICE            the device has failed: the engine ended all requests with this status and
+ *                     takes no more */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_request_submit(
+    struct imbrex_engine *engine, const struct imbrex_request_options *options,
+    struct imbrex_request **request, struct imbrex_error *err);
 
-enum imbrex_finish_reason {
-    IMBREX_FINISH_REASON_NONE = 0,        /* still running */
-    IMBREX_FINISH_REASON_EOS = 1,         /* an end token */
-    IMBREX_FINISH_REASON_STOP_STRING = 2, /* a stop string */
-    IMBREX_FINISH_REASON_LENGTH = 3,      /* max_tokens */
-    IMBREX_FINISH_REASON_CONTEXT = 4,     /* the context is full */
-    IMBREX_FINISH_REASON_CANCELLED = 5,   /* cancelled, or the callback returned false */
-    IMBREX_FINISH_REASON_ERROR = 6,       /* the run failed */
-};
+/* Cancels the request if it has not ended, waits for its end, frees it. Not from a callback. */
+IMBREX_API void imbrex_request_destroy(struct imbrex_request *request);
 
-/* "stop_string" and so on. Static storage. */
-IMBREX_API const char *imbrex_finish_reason_name(enum imbrex_finish_reason reason);
+/* Asks the request to end before its next step. Any thread; async-signal-safe. */
+IMBREX_API void imbrex_request_cancel(struct imbrex_request *request);
 
-/* One generated token, or the end. The end comes once, last, with finish_reason set, token_id -1
- * and whatever text was still held back. `text` is whole UTF-8 characters that no stop string can
- * begin any more: it may be empty, and may belong to earlier tokens. It is a view, valid during the
- * call. */
-struct imbrex_token_event {
-    int32_t token_id;
-    const char *text;
-    size_t text_bytes;
-    enum imbrex_finish_reason finish_reason;
-};
+/* Waits for the end of all choices; runs the engine meanwhile if no other thread does. The status
+ * is the request's: OK also when cancelled or late (the events and the metrics tell the finish
+ * reason); FORMAT if the weights give logits that are not finite; DEVICE. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_request_wait(struct imbrex_request *request,
+                                                                  struct imbrex_error *err);
 
-/* Returns false to end the generation. Called on the thread that runs it. */
-typedef bool imbrex_token_fn(void *user, const struct imbrex_token_event *event);
+/* Takes the next event of a request without a callback. Waits up to timeout_ns for one (0: not at
+ * all, negative: without limit); runs the engine meanwhile if no other thread does, then for whole
+ * steps. One thread polls a request at a time.
+ *   has_event  written: false if none came in time, or the last one has been taken
+ *   event      written if has_event
+ * Events that are not taken stay in memory; OUT_OF_MEMORY if that was short: the request has ended
+ * with ERROR then. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_request_poll(struct imbrex_request *request,
+                                                                  int64_t timeout_ns,
+                                                                  bool *has_event,
+                                                                  struct imbrex_token_event *event,
+                                                                  struct imbrex_error *err);
 
-/* Runs to the end on the calling thread; `callback` may be NULL. Can be called once. OK also when
- * cancelled: the metrics tell the finish reason. FORMAT if the weights give logits that are not
- * finite. */
-IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_generation_run(
-    struct imbrex_generation *generation, imbrex_token_fn *callback, void *user,
+/* Logprobs of the prompt, there from the first event on.
+ *   logprobs  [num_prompt_tokens], of each token given those before it; [0] is 0
+ *   top       [num_prompt_tokens, num_prompt_logprobs], the most likely first; row 0 is (-1, 0)
+ * Both are views, valid as long as the request. NOT_FOUND if it has none (yet). */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_request_prompt_logprobs(
+    const struct imbrex_request *request, const float **logprobs, const struct imbrex_logprob **top,
     struct imbrex_error *err);
 
-/* Asks a run to end before its next step. Any thread; async-signal-safe; also before the run. */
-IMBREX_API void imbrex_generation_cancel(struct imbrex_generation *generation);
-
-struct imbrex_generation_metrics {
+struct imbrex_request_metrics {
     int32_t num_prompt_tokens;
-    int32_t num_generated_tokens; /* the end token counted */
-    int64_t prefill_ns;           /* all prompt tokens, up to the first logits */
-    int64_t decode_ns;            /* from the first logits to the end */
-    int64_t ttft_ns;              /* start of the run to the first token */
-    enum imbrex_finish_reason finish_reason;
+    int32_t num_generated_tokens; /* of all choices, end tokens counted */
+    int32_t num_preemptions;      /* times its KV blocks were taken away */
+    int64_t queue_ns;             /* submit to the first step */
+    int64_t prefill_ns;           /* first step to the first token, or to the end without one */
+    int64_t decode_ns;            /* from there to the end */
+    int64_t ttft_ns;              /* submit to the first token; 0 without one */
+    enum imbrex_finish_reason finish_reason; /* of choice 0 */
 };
 
-/* Read by the thread that runs the generation, or after the run. */
-IMBREX_API void imbrex_generation_read_metrics(const struct imbrex_generation *generation,
-                                               struct imbrex_generation_metrics *metrics);
+/* Read in a callback of the request, or after its end. */
+IMBREX_API void imbrex_request_read_metrics(const struct imbrex_request *request,
+                                            struct imbrex_request_metrics *metrics);
+
+/* ---- metrics --------------------------------------------------------------------------------- */
+
+#define IMBREX_HISTOGRAM_NUM_BUCKETS 64
+
+/* Bucket i counts values <= imbrex_histogram_bound(i) and above the bound before; the last one has
+ * no upper bound. */
+struct imbrex_histogram {
+    uint64_t num_values, sum;
+    uint64_t buckets[IMBREX_HISTOGRAM_NUM_BUCKETS];
+};
+
+/* 1024 * 2^(i / 2), rounded down: from 1 us to some 50 minutes in ns. */
+IMBREX_API uint64_t imbrex_histogram_bound(int32_t bucket_idx);
+
+struct imbrex_engine_metrics {
+    /* Since creation. */
+    uint64_t num_submitted, num_rejected; /* requests; rejected: the queue was full */
+    uint64_t num_ended[8];                /* choices, by enum imbrex_finish_reason */
+    uint64_t num_prompt_tokens;           /* computed, recomputed ones counted again */
+    uint64_t num_generated_tokens;
+    uint64_t num_preemptions;
+    uint64_t num_steps, num_failed_steps;
+    uint64_t num_bad_logits; /* rows that were not finite */
+    /* Now. */
+    int64_t num_running, num_waiting; /* sequences */
+    int64_t kv_num_blocks, kv_num_free;
+    /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
+     * pass: planning, sampling, events. */
+    struct imbrex_histogram ttft, itl, queue_time, step_time, forward_time, overhead;
+};
+
+/* A snapshot, without locks: counters may be a step apart from each other. Any thread. */
+IMBREX_API void imbrex_engine_read_metrics(const struct imbrex_engine *engine,
+                                           struct imbrex_engine_metrics *metrics);
 
 #ifdef __cplusplus
 }

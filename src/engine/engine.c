@@ -1,22 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Planning and creating an engine, one step of a sequence, scoring. */
+/* Planning, creating and destroying an engine; scoring. */
 #include "engine/engine.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/thread_pool.h"
 
 #define DEFAULT_CONTEXT_SIZE 4096
 #define DEFAULT_MAX_STEP_TOKENS 128
-#define MAX_CONTEXT_SIZE (1 << 24)   /* tokens; int32 slots with room to spare */
-#define MAX_STEP_TOKENS (1 << 16)    /* tokens; more only costs memory */
-#define MAX_LOGITS_BYTES (64u << 20) /* scoring keeps the logits of as many rows as fit */
+#define DEFAULT_MAX_RUNNING 64
+#define DEFAULT_MAX_WAITING 1024
+#define DEFAULT_PRIORITY_STEP_NS 1000000000
+#define MAX_CONTEXT_SIZE (1 << 24)          /* tokens; int32 slots with room to spare */
+#define MAX_KV_CACHE_TOKENS (1 << 30)       /* tokens; slots are int32 */
+#define MAX_STEP_TOKENS (1 << 16)           /* tokens; more only costs memory */
+#define MAX_RUNNING 4096                    /* sequences; a step plans all of them */
+#define MAX_WAITING (1 << 20)               /* requests */
+#define MAX_PRIORITY_STEP_NS 86400000000000 /* a day: times IMBREX_MAX_PRIORITY fits int64 */
 
 struct imbrex_engine_options imbrex_engine_options_default(void)
 {
-    return (struct imbrex_engine_options){.cpu_features = IMBREX_CPU_ALL};
+    return (struct imbrex_engine_options){.batch_invariant = true, .cpu_features = IMBREX_CPU_ALL};
 }
 
 static int32_t min_int32(int32_t a, int32_t b)
@@ -24,120 +30,191 @@ static int32_t min_int32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-static enum imbrex_status check_range(const char *field, int32_t value, int32_t max,
+static enum imbrex_status check_range(const char *field, int64_t value, int64_t max,
                                       struct imbrex_error *err)
 {
     if (value < 0 || value > max) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "%s: expected a number in [0, %d], found %d", field, max, value);
+                         "%s: expected a number in [0, %lld], found %lld", field, (long long)max,
+                         (long long)value);
     }
     return IMBREX_STATUS_OK;
 }
 
-/* The one statement of what lies in the arena. With arena->base NULL it measures. */
-static void take_arena(struct arena *arena, const struct imbrex_model *model,
-                       const struct imbrex_memory_plan *plan, struct imbrex_engine *engine)
+static enum imbrex_status check_options(const struct imbrex_engine_options *options,
+                                        struct imbrex_error *err)
 {
-    const struct model_config *config = &model->config;
-    size_t step_tokens = (size_t)plan->max_step_tokens;
-    size_t row_bytes = (size_t)config->vocab_size * sizeof(float);
-    int32_t max_rows = row_bytes >= MAX_LOGITS_BYTES ? 1 : (int32_t)(MAX_LOGITS_BYTES / row_bytes);
-    struct step_arrays *step = &engine->step;
+    TRY(check_range("num_threads", options->num_threads, THREAD_POOL_MAX_THREADS, err));
+    TRY(check_range("context_size", options->context_size, MAX_CONTEXT_SIZE, err));
+    TRY(check_range("kv_cache_tokens", options->kv_cache_tokens, MAX_KV_CACHE_TOKENS, err));
+    TRY(check_range("max_running", options->max_running, MAX_RUNNING, err));
+    TRY(check_range("max_step_tokens", options->max_step_tokens, MAX_STEP_TOKENS, err));
+    TRY(check_range("max_waiting", options->max_waiting, MAX_WAITING, err));
+    return check_range("priority_step_ns", options->priority_step_ns, MAX_PRIORITY_STEP_NS, err);
+}
 
-    forward_buffers_take(arena, config, plan->max_step_tokens,
-                         min_int32(max_rows, plan->max_step_tokens), plan->context_size,
-                         &engine->buffers);
-    step->token_ids = arena_take(arena, step_tokens, sizeof(int32_t));
-    step->positions = arena_take(arena, step_tokens, sizeof(int32_t));
-    step->slot_mapping = arena_take(arena, step_tokens, sizeof(int32_t));
-    step->seq_idx = arena_take(arena, step_tokens, sizeof(int32_t));
-    step->block_table = arena_take(arena, (size_t)plan->kv_num_blocks, sizeof(int32_t));
-    sampler_take(arena, config->vocab_size, &engine->sampler);
-    size_t token_bytes = ops_scratch_token_bytes(model->weights.max_quantized_columns);
-    if (token_bytes > 0) {
-        engine->ops_scratch = arena_take(arena, step_tokens, token_bytes);
-        engine->ops_scratch_bytes = step_tokens * token_bytes;
-    }
+static int32_t num_blocks_for(int32_t num_tokens)
+{
+    return (num_tokens + KV_BLOCK_SIZE - 1) / KV_BLOCK_SIZE;
+}
+
+static int32_t value_or(int32_t value, int32_t default_value)
+{
+    return value == 0 ? default_value : value;
+}
+
+static struct batch_limits limits_of(const struct imbrex_memory_plan *plan)
+{
+    return (struct batch_limits){.max_tokens = plan->max_step_tokens,
+                                 .max_seqs = plan->max_running,
+                                 .max_blocks = num_blocks_for(plan->context_size),
+                                 .max_samples = plan->max_step_tokens + IMBREX_MAX_CHOICES};
+}
+
+static struct executor_options executor_options_of(const struct imbrex_engine_options *options,
+                                                   const struct imbrex_memory_plan *plan)
+{
+    return (struct executor_options){.limits = limits_of(plan),
+                                     .context_size = plan->context_size,
+                                     .num_blocks = plan->kv_num_blocks,
+                                     .num_threads = plan->num_threads,
+                                     .cpu_features = options->cpu_features,
+                                     .range_begin = options->range_begin,
+                                     .range_end = options->range_end,
+                                     .range_user = options->range_user};
 }
 
 enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
                                       const struct imbrex_engine_options *options,
                                       struct imbrex_memory_plan *plan, struct imbrex_error *err)
 {
-    const struct model_config *config = &model->config;
     struct imbrex_engine_options defaults = imbrex_engine_options_default();
     if (options == NULL) {
         options = &defaults;
     }
-    TRY(check_range("num_threads", options->num_threads, THREAD_POOL_MAX_THREADS, err));
-    TRY(check_range("context_size", options->context_size, MAX_CONTEXT_SIZE, err));
-    TRY(check_range("max_step_tokens", options->max_step_tokens, MAX_STEP_TOKENS, err));
+    TRY(check_options(options, err));
 
     struct imbrex_memory_plan planned = {
         .weight_bytes = model->weights.num_bytes,
         .converted_bytes = model->weights.num_converted * sizeof(float),
         .kv_block_size = KV_BLOCK_SIZE,
-        .context_size = options->context_size,
-        .max_step_tokens = options->max_step_tokens,
-        .num_threads = options->num_threads,
+        .context_size =
+            value_or(options->context_size,
+                     min_int32(model->config.max_position_embeddings, DEFAULT_CONTEXT_SIZE)),
+        .max_waiting = value_or(options->max_waiting, DEFAULT_MAX_WAITING),
+        .num_threads = value_or(options->num_threads, thread_pool_num_cpus()),
         .kernels = ops_kernels_name_for(options->cpu_features),
     };
-    if (planned.num_threads == 0) {
-        planned.num_threads = thread_pool_num_cpus();
+    int32_t kv_cache_tokens = value_or(options->kv_cache_tokens, planned.context_size);
+    if (kv_cache_tokens < planned.context_size) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "kv_cache_tokens: expected at least the context size of %d, found %d",
+                         planned.context_size, kv_cache_tokens);
     }
-    if (planned.context_size == 0) {
-        planned.context_size = min_int32(config->max_position_embeddings, DEFAULT_CONTEXT_SIZE);
-    }
-    if (planned.max_step_tokens == 0) {
-        planned.max_step_tokens = DEFAULT_MAX_STEP_TOKENS;
-    }
-    planned.max_step_tokens = min_int32(planned.max_step_tokens, planned.context_size);
-    planned.kv_num_blocks = (planned.context_size + KV_BLOCK_SIZE - 1) / KV_BLOCK_SIZE;
+    planned.kv_num_blocks = num_blocks_for(kv_cache_tokens);
+    planned.max_step_tokens =
+        min_int32(value_or(options->max_step_tokens, DEFAULT_MAX_STEP_TOKENS), kv_cache_tokens);
+    /* A whole block of every step is left to the first prompt, see scheduler.h. */
+    int32_t max_running = planned.max_step_tokens - KV_BLOCK_SIZE + 1;
+    planned.max_running = min_int32(value_or(options->max_running, DEFAULT_MAX_RUNNING),
+                                    max_running < 1 ? 1 : max_running);
 
-    struct arena arena = {0};
-    struct imbrex_engine measured = {0};
-    size_t block_bytes;
-    take_arena(&arena, model, &planned, &measured);
-    planned.activation_bytes = arena.num_used;
-    if (arena.overflowed ||
-        !kv_block_bytes(config->num_layers, config->num_kv_heads, config->head_dim, &block_bytes) ||
-        !size_mul(block_bytes, (size_t)planned.kv_num_blocks, &planned.kv_bytes)) {
-        return error_set(err, IMBREX_STATUS_OUT_OF_MEMORY,
-                         "%s: a context of %d tokens needs more memory than can be addressed",
-                         model->path, planned.context_size);
-    }
+    struct executor_options executor_options = executor_options_of(options, &planned);
+    struct executor_plan sizes;
+    TRY(executor_plan(model, &executor_options, &sizes, err));
+    planned.kv_bytes = sizes.kv_bytes;
+    planned.activation_bytes = sizes.activation_bytes;
+    planned.batch_bytes = sizes.batch_bytes;
     *plan = planned;
     return IMBREX_STATUS_OK;
 }
 
-enum imbrex_status imbrex_engine_create(struct imbrex_model *model,
-                                        const struct imbrex_engine_options *options,
-                                        struct imbrex_engine **engine, struct imbrex_error *err)
+static enum imbrex_status init_locks(struct imbrex_engine *engine, struct imbrex_error *err)
 {
-    const struct model_config *config = &model->config;
-    uint32_t cpu_features = options == NULL ? IMBREX_CPU_ALL : options->cpu_features;
-    enum imbrex_status status;
+    pthread_condattr_t attributes;
+    bool is_good = pthread_condattr_init(&attributes) == 0;
+    if (is_good) {
+        is_good = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0 &&
+                  pthread_cond_init(&engine->changed, &attributes) == 0;
+        pthread_condattr_destroy(&attributes);
+    }
+    if (is_good && pthread_mutex_init(&engine->lock, NULL) != 0) {
+        pthread_cond_destroy(&engine->changed);
+        is_good = false;
+    }
+    if (!is_good) {
+        return error_set(err, IMBREX_STATUS_OUT_OF_MEMORY,
+                         "the engine's lock: expected the operating system to give one, found "
+                         "none left");
+    }
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status create_parts(struct imbrex_engine *engine,
+                                       const struct imbrex_engine_options *options,
+                                       struct imbrex_error *err)
+{
+    const struct imbrex_memory_plan *plan = &engine->plan;
+    struct executor_options executor_options = executor_options_of(options, plan);
+    struct scheduler_options scheduler_options = {
+        .max_running = plan->max_running,
+        .max_step_tokens = plan->max_step_tokens,
+        .max_step_samples = engine->limits.max_samples,
+        .max_blocks = engine->limits.max_blocks,
+        .priority_step_ns =
+            options->priority_step_ns == 0 ? DEFAULT_PRIORITY_STEP_NS : options->priority_step_ns,
+        .has_block_edges = options->batch_invariant && plan->max_step_tokens >= KV_BLOCK_SIZE,
+    };
+    if (engine->device == NULL) {
+        TRY(device_cpu_create(&engine->device, err));
+        engine->owns_device = true;
+    }
+    TRY(executor_create(engine->model, engine->device, &executor_options, &engine->executor, err));
+    TRY(kv_pool_create(plan->kv_num_blocks, &engine->kv_pool, err));
+    TRY(scheduler_create(&scheduler_options, &engine->kv_pool, &engine->scheduler, err));
+    for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
+        TRY(step_plan_create(&scheduler_options, &engine->flights[i].plan, err));
+    }
+    engine->request_limits = (struct request_limits){
+        .context_size = plan->context_size, .priority_step_ns = scheduler_options.priority_step_ns};
+    return IMBREX_STATUS_OK;
+}
+
+enum imbrex_status engine_create_on(struct imbrex_model *model,
+                                    const struct imbrex_engine_options *options,
+                                    struct device *device, struct imbrex_engine **engine,
+                                    struct imbrex_error *err)
+{
+    struct imbrex_engine_options defaults = imbrex_engine_options_default();
+    struct imbrex_memory_plan plan;
+    if (options == NULL) {
+        options = &defaults;
+    }
+    TRY(imbrex_engine_plan(model, options, &plan, err));
     struct imbrex_engine *created = calloc(1, sizeof(*created));
     if (created == NULL) {
         return error_out_of_memory(err, "the engine", sizeof(*created));
     }
+    enum imbrex_status status = init_locks(created, err);
+    if (status != IMBREX_STATUS_OK) {
+        free(created);
+        return status;
+    }
     created->model = model;
-    atomic_init(&created->is_busy, false);
-    TRY_OR_FAIL(imbrex_engine_plan(model, options, &created->plan, err));
-    TRY_OR_FAIL(model_fill(model, err));
-    TRY_OR_FAIL(memory_region_map("activations", created->plan.activation_bytes,
-                                  &created->arena_region, err));
-    struct arena arena = {.base = created->arena_region.base};
-    take_arena(&arena, model, &created->plan, created);
-    TRY_OR_FAIL(kv_pool_create(config->num_layers, config->num_kv_heads, config->head_dim,
-                               created->plan.kv_num_blocks, &created->kv_pool, err));
-    TRY_OR_FAIL(ops_create(created->plan.num_threads, cpu_features, created->ops_scratch,
-                           created->ops_scratch_bytes, &created->ops, err));
-    if (created->plan.context_size > config->max_position_embeddings) {
+    created->plan = plan;
+    created->limits = limits_of(&plan);
+    created->device = device;
+    created->range_begin = options->range_begin;
+    created->range_end = options->range_end;
+    created->range_user = options->range_user;
+    TRY_OR_FAIL(create_parts(created, options, err));
+    metrics_set(&created->metrics.kv_num_blocks, plan.kv_num_blocks);
+    metrics_set(&created->metrics.kv_num_free, plan.kv_num_blocks);
+    if (plan.context_size > model->config.max_position_embeddings) {
         log_write(&model->log, IMBREX_LOG_LEVEL_WARNING,
                   "context of %d tokens is longer than the %d that %s was made for: text beyond "
                   "them may degrade",
-                  created->plan.context_size, config->max_position_embeddings, model->path);
+                  plan.context_size, model->config.max_position_embeddings, model->path);
     }
     *engine = created;
     return IMBREX_STATUS_OK;
@@ -146,14 +223,32 @@ fail:
     return status;
 }
 
+enum imbrex_status imbrex_engine_create(struct imbrex_model *model,
+                                        const struct imbrex_engine_options *options,
+                                        struct imbrex_engine **engine, struct imbrex_error *err)
+{
+    return engine_create_on(model, options, NULL, engine, err);
+}
+
 void imbrex_engine_destroy(struct imbrex_engine *engine)
 {
     if (engine == NULL) {
         return;
     }
-    ops_destroy(engine->ops);
+    imbrex_engine_stop(engine);
+    assert(engine->inbox.first == NULL && engine->live.first == NULL &&
+           engine->ending.first == NULL);
+    for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
+        step_plan_destroy(&engine->flights[i].plan);
+    }
+    scheduler_destroy(&engine->scheduler);
     kv_pool_destroy(&engine->kv_pool);
-    memory_region_unmap(&engine->arena_region);
+    executor_destroy(engine->executor);
+    if (engine->owns_device) {
+        device_destroy(engine->device);
+    }
+    pthread_cond_destroy(&engine->changed);
+    pthread_mutex_destroy(&engine->lock);
     free(engine);
 }
 
@@ -162,117 +257,10 @@ void imbrex_engine_memory_plan(const struct imbrex_engine *engine, struct imbrex
     *plan = engine->plan;
 }
 
-enum imbrex_status engine_begin(struct imbrex_engine *engine, struct imbrex_error *err)
+void imbrex_engine_read_metrics(const struct imbrex_engine *engine,
+                                struct imbrex_engine_metrics *metrics)
 {
-    if (atomic_exchange(&engine->is_busy, true)) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "the engine runs another sequence: expected one at a time");
-    }
-    engine->num_blocks = 0;
-    engine->num_tokens = 0;
-    return IMBREX_STATUS_OK;
-}
-
-void engine_end(struct imbrex_engine *engine)
-{
-    for (int32_t i = 0; i < engine->num_blocks; i++) {
-        kv_pool_release(&engine->kv_pool, engine->step.block_table[i]);
-    }
-    engine->num_blocks = 0;
-    engine->num_tokens = 0;
-    atomic_store(&engine->is_busy, false);
-}
-
-enum imbrex_status engine_step(struct imbrex_engine *engine, const int32_t *token_ids,
-                               int32_t num_tokens, struct imbrex_error *err)
-{
-    struct step_arrays *step = &engine->step;
-    const struct imbrex_model *model = engine->model;
-    assert(num_tokens <= engine->plan.max_step_tokens);
-    assert(engine->num_tokens + num_tokens <= engine->plan.context_size);
-
-    for (int32_t i = 0; i < num_tokens; i++) {
-        int32_t position = engine->num_tokens + i;
-        int32_t block = position / KV_BLOCK_SIZE;
-        if (block == engine->num_blocks) {
-            enum imbrex_status status =
-                kv_pool_acquire(&engine->kv_pool, &step->block_table[block]);
-            if (status != IMBREX_STATUS_OK) {
-                return error_set(err, status,
-                                 "KV cache: expected a free block, found all %d in use",
-                                 engine->kv_pool.num_blocks);
-            }
-            engine->num_blocks++;
-        }
-        step->token_ids[i] = token_ids[i];
-        step->positions[i] = position;
-        step->slot_mapping[i] = step->block_table[block] * KV_BLOCK_SIZE + position % KV_BLOCK_SIZE;
-        step->seq_idx[i] = 0;
-    }
-    forward_run(&model->config, &model->weights, engine->ops, &engine->kv_pool.view,
-                &(struct forward_batch){.token_ids = step->token_ids,
-                                        .positions = step->positions,
-                                        .slot_mapping = step->slot_mapping,
-                                        .seq_idx = step->seq_idx,
-                                        .block_tables = step->block_table,
-                                        .num_tokens = num_tokens,
-                                        .max_blocks = engine->plan.kv_num_blocks},
-                &engine->buffers);
-    engine->num_tokens += num_tokens;
-    return IMBREX_STATUS_OK;
-}
-
-enum imbrex_status engine_bad_logits(const struct imbrex_engine *engine, int32_t position,
-                                     struct imbrex_error *err)
-{
-    return error_set(err, IMBREX_STATUS_FORMAT,
-                     "%s: the weights give logits that are not finite (position %d)",
-                     engine->model->path, position);
-}
-
-/* -log softmax(logits)[token_id], in double; NaN if one of the logits is not finite. */
-static double negative_log_likelihood(const float *logits, int32_t vocab_size, int32_t token_id)
-{
-    double max_logit = -INFINITY;
-    for (int32_t i = 0; i < vocab_size; i++) {
-        if (!isfinite(logits[i])) {
-            return NAN;
-        }
-        max_logit = fmax(max_logit, logits[i]);
-    }
-    double sum = 0.0;
-    for (int32_t i = 0; i < vocab_size; i++) {
-        sum += exp(logits[i] - max_logit);
-    }
-    return max_logit + log(sum) - logits[token_id];
-}
-
-static enum imbrex_status score_sequence(struct imbrex_engine *engine, const int32_t *token_ids,
-                                         int32_t num_tokens, double *nll, struct imbrex_error *err)
-{
-    const struct imbrex_model *model = engine->model;
-    int32_t vocab_size = model->config.vocab_size;
-    int32_t num_inputs = num_tokens - 1; /* the last id is predicted, never read */
-
-    for (int32_t begin = 0; begin < num_inputs; begin += engine->plan.max_step_tokens) {
-        int32_t num_step = min_int32(num_inputs - begin, engine->plan.max_step_tokens);
-        TRY(engine_step(engine, token_ids + begin, num_step, err));
-        for (int32_t row = 0; row < num_step; row += engine->buffers.max_logit_rows) {
-            int32_t num_rows = min_int32(num_step - row, engine->buffers.max_logit_rows);
-            forward_logits(&model->config, &model->weights, engine->ops, row, num_rows,
-                           &engine->buffers);
-            for (int32_t i = 0; i < num_rows; i++) {
-                int32_t position = begin + row + i;
-                const float *logits = engine->buffers.logits + (int64_t)i * vocab_size;
-                nll[position] =
-                    negative_log_likelihood(logits, vocab_size, token_ids[position + 1]);
-                if (!isfinite(nll[position])) {
-                    return engine_bad_logits(engine, position, err);
-                }
-            }
-        }
-    }
-    return IMBREX_STATUS_OK;
+    metrics_read(&engine->metrics, metrics);
 }
 
 enum imbrex_status imbrex_engine_score(struct imbrex_engine *engine, const int32_t *token_ids,
@@ -294,8 +282,22 @@ enum imbrex_status imbrex_engine_score(struct imbrex_engine *engine, const int32
                              engine->model->config.vocab_size, token_ids[i]);
         }
     }
-    TRY(engine_begin(engine, err));
-    enum imbrex_status status = score_sequence(engine, token_ids, num_tokens, nll, err);
-    engine_end(engine);
+    struct imbrex_request_options options = imbrex_request_options_default(engine->model);
+    struct imbrex_request *request;
+    const float *logprobs;
+    options.prompt_ids = token_ids;
+    options.num_prompt_ids = num_tokens;
+    options.max_tokens = IMBREX_NO_TOKENS;
+    options.num_prompt_logprobs = 0;
+    options.no_text = true;
+    TRY(imbrex_request_submit(engine, &options, &request, err));
+    enum imbrex_status status = imbrex_request_wait(request, err);
+    if (status == IMBREX_STATUS_OK) {
+        status = imbrex_request_prompt_logprobs(request, &logprobs, NULL, err);
+    }
+    for (int32_t i = 0; status == IMBREX_STATUS_OK && i < num_tokens - 1; i++) {
+        nll[i] = -(double)logprobs[i + 1];
+    }
+    imbrex_request_destroy(request);
     return status;
 }

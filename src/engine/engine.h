@@ -1,57 +1,82 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A running model: compute threads, KV cache and the memory of one step, all planned at creation.
+/* A running model: scheduler, executor and the requests they work for.
  *
- *   weights         mapped from the checkpoint, shared by all engines of the model
- *   kv_pool         [num_blocks] blocks, one region
- *   arena           one region: activations, logits, RoPE table, batch arrays, sampler
+ *   any thread                      the thread that runs the engine
+ *   ----------                      -------------------------------
+ *   submit -> inbox  (lock)  ->     scheduler <-> kv_pool
+ *   cancel -> flag   (atomic)  ->      |  plan
+ *   wait, poll <- has_ended,           v
+ *                 event queue (lock) <- batch -> executor -> results -> tokens, text, events
  *
- * An engine runs one sequence at a time. */
+ * One thread at a time runs the engine: its own, or whoever waits for a request. All state without
+ * a mark below belongs to it; it changes hands under the lock. */
 #ifndef IMBREX_ENGINE_ENGINE_H
 #define IMBREX_ENGINE_ENGINE_H
 
-#include <stdatomic.h>
+#include "engine/executor.h"
+#include "engine/metrics.h"
+#include "engine/request.h"
 
-#include "engine/sampler.h"
-#include "kv/kv_pool.h"
-#include "model/forward.h"
-#include "model/model.h"
-#include "ops/ops.h"
+/* Requests as a list, each in one at a time. */
+struct request_list {
+    struct imbrex_request *first, *last;
+};
 
-/* The batch arrays of a step and the block table of the sequence, in the arena. */
-struct step_arrays {
-    int32_t *token_ids, *positions, *slot_mapping, *seq_idx; /* [max_step_tokens] */
-    int32_t *block_table;                                    /* [kv_num_blocks] */
+/* A step between its planning and its results. */
+struct flight {
+    struct step_plan plan;
+    struct batch_layout layout;
+    enum imbrex_status status; /* of its submission; not OK: there is nothing to collect */
 };
 
 struct imbrex_engine {
-    const struct imbrex_model *model;
+    struct imbrex_model *model;
     struct imbrex_memory_plan plan;
-    struct ops *ops;
+    struct batch_limits limits;
+    struct request_limits request_limits;
+    struct device *device; /* the engine's if owns_device */
+    bool owns_device;
+    imbrex_range_begin_fn *range_begin;
+    imbrex_range_end_fn *range_end;
+    void *range_user;
+
+    struct executor *executor;
     struct kv_pool kv_pool;
-    struct memory_region arena_region;
-    struct forward_buffers buffers;
-    struct step_arrays step;
-    struct sampler sampler;
-    void *ops_scratch; /* [ops_scratch_bytes], see ops_create; NULL without quantised weights */
-    size_t ops_scratch_bytes;
-    int32_t num_blocks; /* of the running sequence: block_table[0, num_blocks) */
-    int32_t num_tokens; /* of the running sequence: positions [0, num_tokens) are in the cache */
-    atomic_bool is_busy;
+    struct scheduler scheduler;
+    struct flight flights[EXECUTOR_MAX_IN_FLIGHT]; /* ring: num_flights from first_flight on */
+    int32_t first_flight, num_flights;
+    struct request_list live;    /* have choices left, or are not known to the scheduler yet */
+    struct request_list ending;  /* all choices have ended; steps in flight may hold some */
+    struct imbrex_error failure; /* the sticky one; status OK: none */
+
+    struct metrics metrics;       /* atomic */
+    atomic_int num_queued;        /* requests submitted that no step has held yet */
+    atomic_bool has_cancellation; /* some request's is_cancelled was set */
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* any of the below, or an event, or an end; on the monotonic clock */
+    struct request_list inbox;
+    bool is_failed;  /* the failure's mark for those that submit */
+    bool is_run;     /* a thread runs the engine */
+    bool has_thread; /* its own */
+    bool is_stopping;
+    pthread_t thread; /* if has_thread */
 };
 
-/* Claims the engine for one sequence and empties it. INVALID_ARGUMENT if it is claimed already. */
-enum imbrex_status engine_begin(struct imbrex_engine *engine, struct imbrex_error *err);
-/* Returns the sequence's blocks and the claim. */
-void engine_end(struct imbrex_engine *engine);
+/* imbrex_engine_create on a device of the caller's choice; NULL: the CPU. The device stays the
+ * caller's and outlives the engine. */
+enum imbrex_status engine_create_on(struct imbrex_model *model,
+                                    const struct imbrex_engine_options *options,
+                                    struct device *device, struct imbrex_engine **engine,
+                                    struct imbrex_error *err);
 
-/* Runs one step over the next num_tokens (<= max_step_tokens) ids of the sequence and leaves their
- * hidden states for forward_logits. The caller has checked the ids and that they fit the context.
- * CAPACITY if the KV cache has no free block. Allocates nothing. */
-enum imbrex_status engine_step(struct imbrex_engine *engine, const int32_t *token_ids,
-                               int32_t num_tokens, struct imbrex_error *err);
+/* One step; the caller runs the engine. */
+void engine_loop_step(struct imbrex_engine *engine);
+/* Whether engine_loop_step would find something to do. The caller runs the engine and holds the
+ * lock. */
+bool engine_loop_has_work(const struct imbrex_engine *engine);
 
-/* FORMAT, for logits that are NaN or infinite: nothing but the weights makes them so. */
-enum imbrex_status engine_bad_logits(const struct imbrex_engine *engine, int32_t position,
-                                     struct imbrex_error *err);
+void request_list_append(struct request_list *list, struct imbrex_request *request);
+void request_list_remove(struct request_list *list, struct imbrex_request *request);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The whole life of a generation with every single request for memory, threads and files refused
+/* The whole life of a request with every single request for memory, threads and files refused
  * in turn: the right status, nothing leaked, and the engine goes on afterwards. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,7 +28,7 @@ static bool on_token(void *user, const struct imbrex_token_event *event)
 {
     struct record *record = user;
     int64_t num_calls = fault_num_calls(FAULT_MEMORY);
-    if (event->finish_reason == IMBREX_FINISH_REASON_NONE) {
+    if (event->choice_idx == 0 && event->finish_reason == IMBREX_FINISH_REASON_NONE) {
         if (record->num_tokens > 0) {
             record->num_steady_calls += num_calls - record->num_calls_before;
         }
@@ -59,8 +59,8 @@ static enum imbrex_status generate(struct imbrex_model *model, struct imbrex_eng
                                    struct record *record)
 {
     struct imbrex_error err;
-    struct imbrex_generation *generation = NULL;
-    struct imbrex_generation_options options = imbrex_generation_options_default(model);
+    struct imbrex_request *request = NULL;
+    struct imbrex_request_options options = imbrex_request_options_default(model);
     const char *const stops[] = {"never to be seen"};
     int32_t *prompt_ids = NULL;
     size_t num_prompt_ids = 0;
@@ -83,13 +83,18 @@ static enum imbrex_status generate(struct imbrex_model *model, struct imbrex_eng
     options.max_tokens = NUM_TOKENS;
     options.stop = stops;
     options.num_stop = 1;
-    status = imbrex_generation_create(engine, &options, &generation, &err);
+    options.num_choices = 2;
+    options.num_logprobs = 2;
+    options.num_prompt_logprobs = 1;
+    options.callback = on_token;
+    options.user = record;
+    status = imbrex_request_submit(engine, &options, &request, &err);
     imbrex_free(prompt_ids);
     if (status != IMBREX_STATUS_OK) {
         return status;
     }
-    status = imbrex_generation_run(generation, on_token, record, &err);
-    imbrex_generation_destroy(generation);
+    status = imbrex_request_wait(request, &err);
+    imbrex_request_destroy(request);
     if (status != IMBREX_STATUS_OK) {
         return status;
     }
@@ -171,7 +176,7 @@ static void test_each_file_call(void **state)
     assert_true(fail_each(FAULT_FILE, false, IMBREX_STATUS_IO) >= 6);
 }
 
-/* Catches: a failed generation that leaves the engine claimed, blocks acquired or text held. */
+/* Catches: a failed request that leaves the engine claimed, blocks acquired or text held. */
 static void test_engine_survives(void **state)
 {
     (void)state;

@@ -2,6 +2,7 @@
 #include "golden.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/engine.h"
 
@@ -77,35 +78,107 @@ int32_t golden_greedy(struct imbrex_engine *engine, struct imbrex_model *model,
                       int32_t *token_ids)
 {
     struct imbrex_error err;
-    struct imbrex_generation *generation = NULL;
-    struct imbrex_generation_options options = imbrex_generation_options_default(model);
+    struct imbrex_request *request = NULL;
+    struct imbrex_request_options options = imbrex_request_options_default(model);
     struct collected collected = {.token_ids = token_ids};
     options.prompt_ids = prompt_ids;
     options.num_prompt_ids = num_prompt_ids;
     options.max_tokens = max_tokens;
     options.temperature = 0.0f;
     options.ignore_eos = true;
-    golden_check(imbrex_generation_create(engine, &options, &generation, &err), &err);
-    golden_check(imbrex_generation_run(generation, collect, &collected, &err), &err);
-    imbrex_generation_destroy(generation);
+    options.callback = collect;
+    options.user = &collected;
+    golden_check(imbrex_request_submit(engine, &options, &request, &err), &err);
+    golden_check(imbrex_request_wait(request, &err), &err);
+    imbrex_request_destroy(request);
     return collected.num_tokens;
+}
+
+/* The forward pass alone, as the engine would run it: the last one made is kept, for its logits. */
+struct forward_alone {
+    struct ops *ops;
+    struct memory_region kv_region, region;
+    struct forward_buffers buffers;
+};
+
+static struct forward_alone kept;
+
+static void take_buffers(struct arena *arena, const struct imbrex_model *model,
+                         const struct imbrex_memory_plan *plan, struct forward_alone *alone,
+                         void **scratch, size_t *scratch_bytes)
+{
+    size_t token_bytes = ops_scratch_token_bytes(model->weights.max_quantized_columns);
+    forward_buffers_take(arena, &model->config, plan->max_step_tokens, 1, plan->context_size,
+                         &alone->buffers);
+    *scratch_bytes = (size_t)plan->max_step_tokens * token_bytes;
+    *scratch = arena_take(arena, *scratch_bytes, 1);
+}
+
+static void forget_forward(void)
+{
+    ops_destroy(kept.ops);
+    memory_region_unmap(&kept.kv_region);
+    memory_region_unmap(&kept.region);
+    kept = (struct forward_alone){0};
 }
 
 const float *golden_logits(struct imbrex_engine *engine, const int32_t *token_ids,
                            int32_t num_tokens)
 {
     struct imbrex_error err;
-    golden_check(engine_begin(engine, &err), &err);
+    struct imbrex_model *model = engine->model;
+    const struct model_config *config = &model->config;
+    struct imbrex_memory_plan plan;
+    void *scratch;
+    size_t scratch_bytes;
+    struct arena arena = {0};
+
+    imbrex_engine_memory_plan(engine, &plan);
+    forget_forward();
+    take_buffers(&arena, model, &plan, &kept, &scratch, &scratch_bytes);
+    golden_check(memory_region_map("activations", arena.num_used, &kept.region, &err), &err);
+    arena = (struct arena){.base = kept.region.base};
+    take_buffers(&arena, model, &plan, &kept, &scratch, &scratch_bytes);
+    golden_check(memory_region_map("the KV cache", plan.kv_bytes, &kept.kv_region, &err), &err);
+    golden_check(ops_create(plan.num_threads, strcmp(plan.kernels, "ref") == 0 ? 0 : IMBREX_CPU_ALL,
+                            scratch, scratch_bytes, &kept.ops, &err),
+                 &err);
+    golden_check(model_fill(model, &err), &err);
+    struct kv_view kv = {.blocks = kept.kv_region.base,
+                         .block_bytes = plan.kv_bytes / (size_t)plan.kv_num_blocks,
+                         .num_layers = config->num_layers,
+                         .num_kv_heads = config->num_kv_heads,
+                         .block_size = plan.kv_block_size,
+                         .head_dim = config->head_dim};
+
+    int32_t *positions = malloc((size_t)num_tokens * sizeof(*positions));
+    int32_t *zeros = calloc((size_t)num_tokens, sizeof(*zeros));
+    int32_t *blocks = malloc((size_t)plan.kv_num_blocks * sizeof(*blocks));
+    assert_true(positions != NULL && zeros != NULL && blocks != NULL);
+    for (int32_t i = 0; i < num_tokens; i++) {
+        positions[i] = i;
+    }
+    for (int32_t i = 0; i < plan.kv_num_blocks; i++) {
+        blocks[i] = i;
+    }
     int32_t num_step = 0;
     for (int32_t begin = 0; begin < num_tokens; begin += num_step) {
-        num_step = num_tokens - begin;
-        if (num_step > engine->plan.max_step_tokens) {
-            num_step = engine->plan.max_step_tokens;
-        }
-        golden_check(engine_step(engine, token_ids + begin, num_step, &err), &err);
+        num_step =
+            num_tokens - begin < plan.max_step_tokens ? num_tokens - begin : plan.max_step_tokens;
+        forward_run(config, &model->weights, kept.ops, &kv,
+                    &(struct forward_batch){.token_ids = token_ids + begin,
+                                            .positions = positions + begin,
+                                            .slot_mapping = positions + begin,
+                                            .seq_idx = zeros,
+                                            .block_tables = blocks,
+                                            .num_tokens = num_step,
+                                            .max_blocks = plan.kv_num_blocks},
+                    &kept.buffers);
     }
-    forward_logits(&engine->model->config, &engine->model->weights, engine->ops, num_step - 1, 1,
-                   &engine->buffers);
-    engine_end(engine);
-    return engine->buffers.logits;
+    int32_t last = num_step - 1;
+    forward_logits(config, &model->weights, kept.ops, &last, 1, &kept.buffers);
+    free(positions);
+    free(zeros);
+    free(blocks);
+    return kept.buffers.logits;
 }

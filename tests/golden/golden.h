@@ -34,7 +34,8 @@ int32_t golden_greedy(struct imbrex_engine *engine, struct imbrex_model *model,
                       const int32_t *prompt_ids, int32_t num_prompt_ids, int32_t max_tokens,
                       int32_t *token_ids);
 
-/* Logits after the last of the ids, [vocab_size]; a view, valid until the engine's next step. */
+/* Logits after the last of the ids, [vocab_size], by the forward pass alone, with the engine's
+ * chunks, threads and kernels; a view, valid until the next call. */
 const float *golden_logits(struct imbrex_engine *engine, const int32_t *token_ids,
                            int32_t num_tokens);
 

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Runs planned steps on a device: weights, KV cache, activations, and for each step in flight its
+ * inputs and results, on the host and on the device. It talks to the device through ops/device.h
+ * only.
+ *
+ *   host:    fill batch i | submit i | fill batch i+1 | submit i+1 | collect i | ...
+ *   stream:                 [copies | upload | history | forward | logits | sample | download] [...
+ */
+#ifndef IMBREX_ENGINE_EXECUTOR_H
+#define IMBREX_ENGINE_EXECUTOR_H
+
+#include "engine/batch.h"
+#include "model/forward.h"
+#include "model/model.h"
+#include "ops/device.h"
+
+#define EXECUTOR_MAX_IN_FLIGHT 2
+
+struct executor_options {
+    struct batch_limits limits;
+    int32_t context_size; /* positions of one sequence */
+    int32_t num_blocks;
+    size_t max_logits_bytes; /* of the rows whose logits exist at once, one at least; 0: 64 MiB */
+    int32_t num_threads;
+    uint32_t cpu_features;
+    imbrex_range_begin_fn *range_begin;
+    imbrex_range_end_fn *range_end;
+    void *range_user;
+};
+
+/* In bytes, reserved as a whole; a host device commits what is touched. */
+struct executor_plan {
+    size_t kv_bytes;
+    size_t activation_bytes; /* the token history and all scratch memory included */
+    size_t batch_bytes; /* inputs and results of EXECUTOR_MAX_IN_FLIGHT steps, on host and device */
+};
+
+/* What a step gave; views, valid until the step's place is submitted again. */
+struct executor_results {
+    const struct sample_result *results;       /* [num_samples] */
+    const struct imbrex_logprob *top_logprobs; /* [num_samples, layout.max_logprobs] */
+    int64_t forward_ns; /* forward pass and logits, as the device saw it; 0 if it cannot tell */
+    int64_t sample_ns;
+};
+
+struct executor;
+
+/* Sizes without creating anything. OUT_OF_MEMORY if they cannot be addressed. */
+enum imbrex_status executor_plan(const struct imbrex_model *model,
+                                 const struct executor_options *options, struct executor_plan *plan,
+                                 struct imbrex_error *err);
+
+/* The device stays the caller's and outlives the executor. */
+enum imbrex_status executor_create(struct imbrex_model *model, struct device *device,
+                                   const struct executor_options *options,
+                                   struct executor **executor, struct imbrex_error *err);
+/* No step may be in flight, except on a device that failed. NULL does nothing. */
+void executor_destroy(struct executor *executor);
+
+/* Steps that may be in flight at once: 1, or EXECUTOR_MAX_IN_FLIGHT on an asynchronous device. */
+int32_t executor_max_in_flight(const struct executor *executor);
+
+/* Where the next step's batch is filled: memory of batch_max_bytes for batch_fill. A view, the
+ * caller's until executor_submit. No more than max_in_flight steps may be uncollected. */
+void *executor_batch_memory(struct executor *executor);
+
+/* Gives that step to the device, the plan's copies before it: blocks, then slots, each kind in
+ * order. After a failure the step has not been submitted and is not collected, and nothing of it is
+ * going on any more; but some of the plan's copies and of the step's work may have been done, so
+ * what the plan's sequences have in the cache and in the history means nothing. Allocates nothing.
+ */
+enum imbrex_status executor_submit(struct executor *executor, const struct step_plan *plan,
+                                   const struct batch_layout *layout);
+
+/* Waits for the oldest step that was submitted. After a failure the results mean nothing, but the
+ * step is over. A step that was submitted behind it without knowing builds on it and fails too:
+ * collect that one before submitting the next. */
+enum imbrex_status executor_collect(struct executor *executor, struct executor_results *results);
+
+/* "avx2", "ref"; static storage. */
+const char *executor_kernels_name(const struct executor *executor);
+
+#endif

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/engine/request_cases.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+uint32_t request_case_random(uint64_t *state, uint32_t bound)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((*state >> 33) % bound);
+}
+
+static void *allocate(size_t num_bytes)
+{
+    void *memory = calloc(num_bytes == 0 ? 1 : num_bytes, 1);
+    assert_non_null(memory);
+    return memory;
+}
+
+void request_case_init(struct request_case *request_case, const struct imbrex_model *model,
+                       const struct request_case_limits *limits, uint64_t *state)
+{
+    struct imbrex_model_info description;
+    *request_case = (struct request_case){.options = imbrex_request_options_default(model)};
+    struct imbrex_request_options *options = &request_case->options;
+    imbrex_model_describe(model, &description);
+    uint32_t num_ids = (uint32_t)imbrex_tokenizer_vocab_size(imbrex_model_tokenizer(model));
+
+    options->num_prompt_ids = 1 + (int32_t)request_case_random(state, (uint32_t)limits->max_prompt);
+    request_case->prompt_ids = allocate((size_t)options->num_prompt_ids * sizeof(int32_t));
+    for (int32_t i = 0; i < options->num_prompt_ids; i++) {
+        request_case->prompt_ids[i] = (int32_t)request_case_random(state, num_ids);
+    }
+    options->prompt_ids = request_case->prompt_ids;
+    options->max_tokens = 1 + (int32_t)request_case_random(state, (uint32_t)limits->max_output);
+    options->min_tokens = (int32_t)request_case_random(state, 4);
+    options->seed = request_case_random(state, 1000);
+    options->priority = (int32_t)request_case_random(state, 5) - 2;
+    options->ignore_eos = request_case_random(state, 2) == 0;
+    options->num_logprobs = (int32_t)request_case_random(state, 4) - 1;
+    options->num_prompt_logprobs = request_case_random(state, 4) == 0 ? 1 : -1;
+    options->temperature = 0.0f;
+    if (request_case_random(state, 2) == 0) {
+        options->temperature = 0.5f + (float)request_case_random(state, 10) / 10.0f;
+        options->top_k = request_case_random(state, 2) == 0 ? 40 : 0;
+        options->top_p = request_case_random(state, 2) == 0 ? 0.9f : 1.0f;
+        options->min_p = request_case_random(state, 3) == 0 ? 0.05f : 0.0f;
+        options->num_choices =
+            1 + (int32_t)request_case_random(state, (uint32_t)limits->max_choices);
+    }
+    if (request_case_random(state, 3) == 0) {
+        options->repetition_penalty = 1.1f;
+        options->frequency_penalty = 0.3f;
+        options->presence_penalty = -0.2f;
+    }
+    if (request_case_random(state, 3) == 0) {
+        for (uint32_t i = 0; i < 3; i++) {
+            request_case->bias[i].token_id = (int32_t)(i * 7 + request_case_random(state, 7));
+            request_case->bias[i].bias = (float)request_case_random(state, 9) - 4.0f;
+        }
+        options->logit_bias = request_case->bias;
+        options->num_logit_bias = 3;
+    }
+    if (request_case_random(state, 3) == 0) {
+        request_case->stop[0] = "e";
+        request_case->stop[1] = " the";
+        options->stop = request_case->stop + request_case_random(state, 2);
+        options->num_stop = 1;
+    }
+    if (limits->has_cancels && request_case_random(state, 8) == 0) {
+        request_case->cancel_after = 1 + (int32_t)request_case_random(state, 10);
+    }
+    for (int32_t i = 0; i < REQUEST_CASE_MAX_CHOICES; i++) {
+        struct choice_record *choices[] = {&request_case->alone.choices[i],
+                                           &request_case->mixed.choices[i]};
+        for (int32_t j = 0; j < 2 && i < options->num_choices; j++) {
+            choices[j]->token_ids = allocate((size_t)options->max_tokens * sizeof(int32_t));
+            choices[j]->logprobs = allocate((size_t)options->max_tokens * sizeof(float));
+        }
+    }
+}
+
+static void record_deinit(struct request_record *record)
+{
+    for (int32_t i = 0; i < REQUEST_CASE_MAX_CHOICES; i++) {
+        free(record->choices[i].token_ids);
+        free(record->choices[i].logprobs);
+        free(record->choices[i].text);
+    }
+    free(record->prompt_logprobs);
+}
+
+void request_case_deinit(struct request_case *request_case)
+{
+    record_deinit(&request_case->alone);
+    record_deinit(&request_case->mixed);
+    free(request_case->prompt_ids);
+}
+
+void request_case_reset(struct request_case *request_case)
+{
+    struct request_record *record = &request_case->mixed;
+    for (int32_t i = 0; i < REQUEST_CASE_MAX_CHOICES; i++) {
+        struct choice_record *choice = &record->choices[i];
+        free(choice->text);
+        *choice =
+            (struct choice_record){.token_ids = choice->token_ids, .logprobs = choice->logprobs};
+    }
+    free(record->prompt_logprobs);
+    record->prompt_logprobs = NULL;
+    record->num_ends = 0;
+    record->has_last = false;
+}
+
+static void record_event(struct request_record *record, const struct imbrex_token_event *event)
+{
+    struct choice_record *choice = &record->choices[event->choice_idx];
+    assert_int_equal(choice->reason, IMBREX_FINISH_REASON_NONE);
+    assert_false(record->has_last);
+    choice->text = realloc(choice->text, choice->text_bytes + event->text_bytes + 1);
+    assert_non_null(choice->text);
+    if (event->text_bytes > 0) {
+        memcpy(choice->text + choice->text_bytes, event->text, event->text_bytes);
+    }
+    choice->text_bytes += event->text_bytes;
+    record->has_last = event->is_last;
+    if (event->finish_reason != IMBREX_FINISH_REASON_NONE) {
+        assert_int_equal(event->token_id, -1);
+        choice->reason = event->finish_reason;
+        record->num_ends++;
+        return;
+    }
+    assert_true(event->token_id >= 0);
+    choice->token_ids[choice->num_tokens] = event->token_id;
+    choice->logprobs[choice->num_tokens] = event->logprob;
+    choice->num_tokens++;
+    for (int32_t i = 0; i < event->num_top_logprobs; i++) {
+        choice->top_sum +=
+            (i + 1) * ((double)event->top_logprobs[i].logprob + event->top_logprobs[i].token_id);
+    }
+}
+
+static bool take_mixed(void *user, const struct imbrex_token_event *event)
+{
+    struct request_case *request_case = user;
+    record_event(&request_case->mixed, event);
+    return request_case->cancel_after == 0 ||
+           request_case->mixed.choices[0].num_tokens < request_case->cancel_after;
+}
+
+static bool take_alone(void *user, const struct imbrex_token_event *event)
+{
+    struct request_case *request_case = user;
+    record_event(&request_case->alone, event);
+    return true;
+}
+
+static void keep_rest(struct request_case *request_case, struct request_record *record,
+                      struct imbrex_request *request)
+{
+    const float *logprobs;
+    struct imbrex_request_metrics metrics;
+    int32_t num_generated = 0;
+    record->status = imbrex_request_wait(request, NULL);
+    imbrex_request_read_metrics(request, &metrics);
+    record->num_preemptions = metrics.num_preemptions;
+    for (int32_t i = 0; i < request_case->options.num_choices; i++) {
+        num_generated += record->choices[i].num_tokens;
+    }
+    assert_int_equal(metrics.num_generated_tokens, num_generated);
+    assert_int_equal(metrics.finish_reason, record->choices[0].reason);
+    if (imbrex_request_prompt_logprobs(request, &logprobs, NULL, NULL) == IMBREX_STATUS_OK) {
+        size_t num_bytes = (size_t)request_case->options.num_prompt_ids * sizeof(float);
+        record->prompt_logprobs = allocate(num_bytes);
+        memcpy(record->prompt_logprobs, logprobs, num_bytes);
+    }
+    imbrex_request_destroy(request);
+}
+
+enum imbrex_status request_case_submit(struct request_case *request_case,
+                                       struct imbrex_engine *engine)
+{
+    struct imbrex_request_options options = request_case->options;
+    options.callback = take_mixed;
+    options.user = request_case;
+    return imbrex_request_submit(engine, &options, &request_case->request, NULL);
+}
+
+void request_case_finish(struct request_case *request_case)
+{
+    keep_rest(request_case, &request_case->mixed, request_case->request);
+    request_case->request = NULL;
+}
+
+void request_case_run_alone(struct request_case *request_case, struct imbrex_engine *engine)
+{
+    struct imbrex_request_options options = request_case->options;
+    struct imbrex_request *request;
+    struct imbrex_error err;
+    options.callback = take_alone;
+    options.user = request_case;
+    if (imbrex_request_submit(engine, &options, &request, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    keep_rest(request_case, &request_case->alone, request);
+}
+
+void request_case_compare(const struct request_case *request_case, int32_t case_idx)
+{
+    const struct request_record *alone = &request_case->alone, *mixed = &request_case->mixed;
+    bool is_cancelled = mixed->choices[0].reason == IMBREX_FINISH_REASON_CANCELLED;
+    assert_int_equal(mixed->status, IMBREX_STATUS_OK);
+    assert_int_equal(mixed->num_ends, request_case->options.num_choices);
+    assert_true(mixed->has_last);
+    for (int32_t i = 0; i < request_case->options.num_choices; i++) {
+        const struct choice_record *expected = &alone->choices[i], *found = &mixed->choices[i];
+        if (found->num_tokens > expected->num_tokens ||
+            (!is_cancelled && found->num_tokens != expected->num_tokens)) {
+            fail_msg("case %d choice %d: alone %d tokens (%s), mixed %d (%s)", case_idx, i,
+                     expected->num_tokens, imbrex_finish_reason_name(expected->reason),
+                     found->num_tokens, imbrex_finish_reason_name(found->reason));
+        }
+        for (int32_t j = 0; j < found->num_tokens; j++) {
+            if (found->token_ids[j] != expected->token_ids[j]) {
+                fail_msg("case %d choice %d token %d of %d (prompt %d, preempted %d times): alone "
+                         "%d, mixed %d",
+                         case_idx, i, j, found->num_tokens, request_case->options.num_prompt_ids,
+                         mixed->num_preemptions, expected->token_ids[j], found->token_ids[j]);
+            }
+        }
+        if (found->num_tokens > 0) {
+            assert_memory_equal(found->logprobs, expected->logprobs,
+                                (size_t)found->num_tokens * sizeof(float));
+        }
+        if (!is_cancelled) {
+            assert_int_equal(found->reason, expected->reason);
+            assert_int_equal(found->text_bytes, expected->text_bytes);
+            if (found->text_bytes > 0) {
+                assert_memory_equal(found->text, expected->text, found->text_bytes);
+            }
+            assert_true(found->top_sum == expected->top_sum);
+        }
+    }
+    if (!is_cancelled) {
+        assert_int_equal(mixed->prompt_logprobs == NULL, alone->prompt_logprobs == NULL);
+        if (mixed->prompt_logprobs != NULL) {
+            assert_memory_equal(mixed->prompt_logprobs, alone->prompt_logprobs,
+                                (size_t)request_case->options.num_prompt_ids * sizeof(float));
+        }
+    }
+}

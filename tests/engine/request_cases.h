@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Random requests, what came of them, and whether that is what came of them alone. */
+#ifndef IMBREX_TESTS_REQUEST_CASES_H
+#define IMBREX_TESTS_REQUEST_CASES_H
+
+#include "imbrex.h"
+#include "tests/test.h"
+
+#define REQUEST_CASE_MAX_CHOICES 4
+
+/* Everything a choice gave. */
+struct choice_record {
+    int32_t *token_ids; /* [num_tokens] */
+    float *logprobs;    /* [num_tokens] */
+    double top_sum;     /* of all alternatives: ids and logprobs */
+    int32_t num_tokens;
+    char *text; /* [text_bytes] */
+    size_t text_bytes;
+    enum imbrex_finish_reason reason; /* NONE: no end came */
+};
+
+struct request_record {
+    struct choice_record choices[REQUEST_CASE_MAX_CHOICES];
+    float *prompt_logprobs; /* [num_prompt_ids] or NULL */
+    enum imbrex_status status;
+    int32_t num_ends, num_preemptions;
+    bool has_last; /* the last event said so */
+};
+
+/* One random request with its own memory. */
+struct request_case {
+    struct imbrex_request_options options;
+    int32_t *prompt_ids;
+    struct imbrex_logit_bias bias[3];
+    const char *stop[2];
+    struct request_record alone, mixed;
+    struct imbrex_request *request;
+    int32_t cancel_after; /* tokens of choice 0; 0: never */
+};
+
+struct request_case_limits {
+    int32_t max_prompt, max_output, max_choices;
+    bool has_cancels;
+};
+
+/* A small generator of its own, so that a seed gives the same cases everywhere. */
+uint32_t request_case_random(uint64_t *state, uint32_t bound);
+
+void request_case_init(struct request_case *request_case, const struct imbrex_model *model,
+                       const struct request_case_limits *limits, uint64_t *state);
+void request_case_deinit(struct request_case *request_case);
+
+/* Submits it; what comes goes to case->mixed. */
+enum imbrex_status request_case_submit(struct request_case *request_case,
+                                       struct imbrex_engine *engine);
+/* Waits, keeps status and prompt logprobs, destroys the request. */
+void request_case_finish(struct request_case *request_case);
+/* The same with nobody beside it, into case->alone. */
+void request_case_run_alone(struct request_case *request_case, struct imbrex_engine *engine);
+
+/* Forgets what came of it in a mix. */
+void request_case_reset(struct request_case *request_case);
+
+/* Fails the test unless both records agree, bit for bit; of a cancelled one only the tokens that
+ * both have. */
+void request_case_compare(const struct request_case *request_case, int32_t case_idx);
+
+#endif
