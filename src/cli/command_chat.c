@@ -54,7 +54,7 @@ struct chat_state {
     struct session session;
     struct conversation conversation;
     struct turn_input input;
-    struct imbrex_generation_options options;
+    struct imbrex_request_options options;
     struct turn_bytes reply;
     bool is_reply_whole;  /* false: no memory for all of it */
     char last_byte;       /* of the reply, on standard output */
@@ -103,16 +103,18 @@ static bool take_event(void *user, const struct imbrex_token_event *event)
     return output_bytes(event->text, event->text_bytes) && output_flush() && state->is_reply_whole;
 }
 
-static int create_generation(struct chat_state *state, const int32_t *prompt_ids,
-                             size_t num_prompt_ids, struct imbrex_generation **generation)
+static int submit_request(struct chat_state *state, const int32_t *prompt_ids,
+                          size_t num_prompt_ids, struct imbrex_request **request)
 {
     struct imbrex_error err = {0};
-    struct imbrex_generation_options options = state->options;
+    struct imbrex_request_options options = state->options;
 
     options.prompt_ids = prompt_ids;
     options.num_prompt_ids = num_prompt_ids < INT32_MAX ? (int32_t)num_prompt_ids : INT32_MAX;
+    options.callback = take_event;
+    options.user = state;
     enum imbrex_status status =
-        imbrex_generation_create(state->session.engine, &options, generation, &err);
+        imbrex_request_submit(state->session.engine, &options, request, &err);
     if (status == IMBREX_STATUS_CAPACITY) {
         output_error("%s; /clear begins a new conversation, --ctx-size makes room", err.message);
         return EXIT_CODE_INPUT;
@@ -120,21 +122,21 @@ static int create_generation(struct chat_state *state, const int32_t *prompt_ids
     return status == IMBREX_STATUS_OK ? EXIT_CODE_OK : output_library_error(&err);
 }
 
-/* Runs the generation with signals released, and tells how it ended. */
-static int stream_reply(struct chat_state *state, struct imbrex_generation *generation,
-                        struct imbrex_generation_metrics *metrics)
+/* Runs the request with signals released, and tells how it ended. */
+static int stream_reply(struct chat_state *state, struct imbrex_request *request,
+                        struct imbrex_request_metrics *metrics)
 {
     struct imbrex_error err = {0};
 
     state->reply.num_bytes = 0;
     state->is_reply_whole = true;
     state->last_byte = '\n';
-    signals_set_generation(generation);
+    signals_set_request(request);
     signals_release_interrupts();
-    enum imbrex_status status = imbrex_generation_run(generation, take_event, state, &err);
+    enum imbrex_status status = imbrex_request_wait(request, &err);
     signals_hold_interrupts();
-    signals_set_generation(NULL);
-    imbrex_generation_read_metrics(generation, metrics);
+    signals_set_request(NULL);
+    imbrex_request_read_metrics(request, metrics);
     if (state->last_byte != '\n') {
         output_bytes("\n", 1);
     }
@@ -145,8 +147,7 @@ static int stream_reply(struct chat_state *state, struct imbrex_generation *gene
     return status == IMBREX_STATUS_OK ? EXIT_CODE_OK : output_library_error(&err);
 }
 
-static void report_end(const struct chat_state *state,
-                       const struct imbrex_generation_metrics *metrics)
+static void report_end(const struct chat_state *state, const struct imbrex_request_metrics *metrics)
 {
     if (metrics->finish_reason == IMBREX_FINISH_REASON_CONTEXT) {
         struct imbrex_memory_plan plan;
@@ -166,20 +167,20 @@ static void report_end(const struct chat_state *state,
  */
 static int answer(struct chat_state *state)
 {
-    struct imbrex_generation *generation = NULL;
-    struct imbrex_generation_metrics metrics = {0};
+    struct imbrex_request *request = NULL;
+    struct imbrex_request_metrics metrics = {0};
     int32_t *prompt_ids = NULL;
     size_t num_prompt_ids;
     int exit_code = conversation_tokenize(&state->conversation, &prompt_ids, &num_prompt_ids);
 
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = create_generation(state, prompt_ids, num_prompt_ids, &generation);
+        exit_code = submit_request(state, prompt_ids, num_prompt_ids, &request);
     }
     imbrex_free(prompt_ids);
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = stream_reply(state, generation, &metrics);
+        exit_code = stream_reply(state, request, &metrics);
     }
-    imbrex_generation_destroy(generation);
+    imbrex_request_destroy(request);
     if (exit_code != EXIT_CODE_OK) {
         conversation_drop_last(&state->conversation);
         return exit_code;

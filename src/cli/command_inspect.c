@@ -41,7 +41,7 @@ static const struct option_spec inspect_options[] = {
 struct inspection {
     const struct imbrex_model *model;
     struct imbrex_model_info description;
-    struct imbrex_generation_options sampling;
+    struct imbrex_request_options sampling;
     struct imbrex_memory_plan plan;
     const struct imbrex_tokenizer *tokenizer; /* NULL: there is none */
     const struct imbrex_tensor_info *tensors; /* [num_tensors] */
@@ -76,7 +76,7 @@ static double decimal_of_float(float value)
     return strtod(text, NULL);
 }
 
-static double sampling_value(const struct imbrex_generation_options *sampling,
+static double sampling_value(const struct imbrex_request_options *sampling,
                              enum imbrex_generation_field field)
 {
     switch (field) {
@@ -138,7 +138,7 @@ static void print_end_tokens(const struct inspection *inspection)
     output_printf(description->num_eos_token_ids == 0 ? "none\n" : "\n");
 }
 
-static void print_sampling(const struct imbrex_generation_options *sampling)
+static void print_sampling(const struct imbrex_request_options *sampling)
 {
     bool is_default = sampling->temperature > 0 &&
                       (sampling->from_checkpoint & (unsigned)IMBREX_GENERATION_TEMPERATURE) == 0;
@@ -258,9 +258,12 @@ static void print_plan(const struct imbrex_memory_plan *plan)
 {
     char note[96];
 
-    output_printf(
-        "\nmemory plan for %" PRId32 " tokens of context, %" PRId32 " thread%s, %s kernels\n",
-        plan->context_size, plan->num_threads, plan->num_threads == 1 ? "" : "s", plan->kernels);
+    output_printf("\nmemory plan for %" PRId32 " tokens of context, %" PRId32 " thread%s, %s "
+                  "kernels,\nat most %" PRId32 " sequence%s at once, %" PRId32
+                  " waiting request%s\n",
+                  plan->context_size, plan->num_threads, plan->num_threads == 1 ? "" : "s",
+                  plan->kernels, plan->max_running, plan->max_running == 1 ? "" : "s",
+                  plan->max_waiting, plan->max_waiting == 1 ? "" : "s");
     print_size("  weights", plan->weight_bytes, ", mapped");
     print_size("  converted", plan->converted_bytes, ", norms and biases");
     snprintf(note, sizeof(note), ", %" PRId32 " blocks of %" PRId32 " tokens", plan->kv_num_blocks,
@@ -268,8 +271,10 @@ static void print_plan(const struct imbrex_memory_plan *plan)
     print_size("  KV", plan->kv_bytes, note);
     snprintf(note, sizeof(note), ", steps of %" PRId32 " tokens", plan->max_step_tokens);
     print_size("  activations", plan->activation_bytes, note);
+    print_size("  batches", plan->batch_bytes, ", inputs and results of a step");
     print_size("  together",
-               plan->weight_bytes + plan->converted_bytes + plan->kv_bytes + plan->activation_bytes,
+               plan->weight_bytes + plan->converted_bytes + plan->kv_bytes +
+                   plan->activation_bytes + plan->batch_bytes,
                "");
 }
 
@@ -348,7 +353,7 @@ static json_t *json_end_tokens(const struct inspection *inspection)
     return tokens;
 }
 
-static json_t *json_sampling(const struct imbrex_generation_options *sampling)
+static json_t *json_sampling(const struct imbrex_request_options *sampling)
 {
     json_t *names = json_array();
 
@@ -369,14 +374,15 @@ static json_t *json_sampling(const struct imbrex_generation_options *sampling)
 
 static json_t *json_plan(const struct imbrex_memory_plan *plan)
 {
-    return json_pack("{s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:i, s:i, s:o}", "context_size",
-                     (int)plan->context_size, "max_step_tokens", (int)plan->max_step_tokens,
-                     "num_threads", (int)plan->num_threads, "kernels", plan->kernels,
-                     "weight_bytes", json_size(plan->weight_bytes), "converted_bytes",
-                     json_size(plan->converted_bytes), "kv_bytes", json_size(plan->kv_bytes),
-                     "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks",
-                     (int)plan->kv_num_blocks, "activation_bytes",
-                     json_size(plan->activation_bytes));
+    return json_pack(
+        "{s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:i, s:i, s:o, s:o}", "context_size",
+        (int)plan->context_size, "max_step_tokens", (int)plan->max_step_tokens, "max_running",
+        (int)plan->max_running, "max_waiting", (int)plan->max_waiting, "num_threads",
+        (int)plan->num_threads, "kernels", plan->kernels, "weight_bytes",
+        json_size(plan->weight_bytes), "converted_bytes", json_size(plan->converted_bytes),
+        "kv_bytes", json_size(plan->kv_bytes), "kv_block_size", (int)plan->kv_block_size,
+        "kv_num_blocks", (int)plan->kv_num_blocks, "activation_bytes",
+        json_size(plan->activation_bytes), "batch_bytes", json_size(plan->batch_bytes));
 }
 
 static json_t *json_tensor(const struct imbrex_tensor_info *tensor)
@@ -492,7 +498,7 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
     struct imbrex_error err = {0};
     struct inspection inspection = {
         .model = model,
-        .sampling = imbrex_generation_options_default(model),
+        .sampling = imbrex_request_options_default(model),
         .tokenizer = imbrex_model_tokenizer(model),
     };
     struct imbrex_tensor_info *tensors = NULL;

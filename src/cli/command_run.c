@@ -88,7 +88,7 @@ struct run_state {
     size_t prompt_bytes;
     int32_t *prompt_ids;
     size_t num_prompt_ids;
-    struct imbrex_generation *generation;
+    struct imbrex_request *request;
     char last_byte; /* of standard output */
 };
 
@@ -181,28 +181,6 @@ static int tokenize_prompt(struct run_state *state)
     return EXIT_CODE_OK;
 }
 
-static int create_generation(struct run_state *state)
-{
-    struct imbrex_error err = {0};
-    struct imbrex_generation_options options =
-        generation_settings_to_options(&state->settings->generation, state->session.model);
-
-    options.prompt_ids = state->prompt_ids;
-    options.num_prompt_ids = (int32_t)state->num_prompt_ids;
-    if (state->settings->chat) {
-        conversation_end_replies(&state->conversation, &options);
-    }
-    if (imbrex_generation_create(state->session.engine, &options, &state->generation, &err) !=
-        IMBREX_STATUS_OK) {
-        return output_library_error(&err);
-    }
-    signals_set_generation(state->generation);
-    if (!state->settings->quiet) {
-        generation_print_sampling(&state->settings->generation, &options);
-    }
-    return EXIT_CODE_OK;
-}
-
 static bool write_text(struct run_state *state, const char *text, size_t num_bytes)
 {
     if (num_bytes == 0) {
@@ -217,16 +195,41 @@ static bool take_event(void *user, const struct imbrex_token_event *event)
     return write_text(user, event->text, event->text_bytes);
 }
 
+/* Nothing runs before it is waited for: what comes first may take its time. */
+static int submit_request(struct run_state *state)
+{
+    struct imbrex_error err = {0};
+    struct imbrex_request_options options =
+        generation_settings_to_options(&state->settings->generation, state->session.model);
+
+    options.prompt_ids = state->prompt_ids;
+    options.num_prompt_ids = (int32_t)state->num_prompt_ids;
+    if (state->settings->chat) {
+        conversation_end_replies(&state->conversation, &options);
+    }
+    options.callback = take_event;
+    options.user = state;
+    if (imbrex_request_submit(state->session.engine, &options, &state->request, &err) !=
+        IMBREX_STATUS_OK) {
+        return output_library_error(&err);
+    }
+    signals_set_request(state->request);
+    if (!state->settings->quiet) {
+        generation_print_sampling(&state->settings->generation, &options);
+    }
+    return EXIT_CODE_OK;
+}
+
 static int generate(struct run_state *state)
 {
     struct imbrex_error err = {0};
-    struct imbrex_generation_metrics metrics;
+    struct imbrex_request_metrics metrics;
 
     bool has_echo = !state->settings->no_echo && !state->settings->chat;
     if (has_echo && !write_text(state, state->prompt, state->prompt_bytes)) {
         return EXIT_CODE_FAILURE;
     }
-    enum imbrex_status status = imbrex_generation_run(state->generation, take_event, state, &err);
+    enum imbrex_status status = imbrex_request_wait(state->request, &err);
     if (state->last_byte != 0 && state->last_byte != '\n') {
         output_bytes("\n", 1);
     }
@@ -237,7 +240,7 @@ static int generate(struct run_state *state)
     if (status != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
-    imbrex_generation_read_metrics(state->generation, &metrics);
+    imbrex_request_read_metrics(state->request, &metrics);
     if (!state->settings->quiet) {
         generation_print_statistics(&metrics);
     }
@@ -268,7 +271,7 @@ static int run_steps(struct run_state *state, const char *model)
                                           (int64_t)state->num_prompt_ids,
                                           settings->generation.max_tokens.value);
         if (exit_code == EXIT_CODE_OK) {
-            exit_code = create_generation(state);
+            exit_code = submit_request(state);
         }
         signals_release_interrupts();
     }
@@ -283,8 +286,8 @@ static int run(const void *settings, const char *model)
     struct run_state state = {.settings = settings};
     int exit_code = run_steps(&state, model);
 
-    signals_set_generation(NULL);
-    imbrex_generation_destroy(state.generation);
+    signals_set_request(NULL);
+    imbrex_request_destroy(state.request);
     imbrex_free(state.prompt_ids);
     conversation_close(&state.conversation);
     session_close(&state.session);

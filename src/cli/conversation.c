@@ -310,7 +310,7 @@ int conversation_load(struct conversation *conversation, const char *path)
 /* ---- the prompt ----------------------------------------------------------------------------- */
 
 void conversation_end_replies(const struct conversation *conversation,
-                              struct imbrex_generation_options *options)
+                              struct imbrex_request_options *options)
 {
     if (conversation->end_token_id < 0) {
         output_warning("the chat template ends a reply with no special token of this model: "

@@ -51,10 +51,10 @@ void conversation_clear(struct conversation *conversation);
 int conversation_save(const struct conversation *conversation, const char *path);
 int conversation_load(struct conversation *conversation, const char *path);
 
-/* Lets generations end where the template ends a reply; warns if it has no special token there. The
+/* Lets requests end where the template ends a reply; warns if it has no special token there. The
  * conversation must outlive the options. */
 void conversation_end_replies(const struct conversation *conversation,
-                              struct imbrex_generation_options *options);
+                              struct imbrex_request_options *options);
 /* The prompt for the next reply; *token_ids is freed with imbrex_free(). */
 int conversation_tokenize(const struct conversation *conversation, int32_t **token_ids,
                           size_t *num_tokens);

@@ -21,6 +21,12 @@ int generation_settings_check(const struct generation_settings *settings, const 
             return EXIT_CODE_INPUT;
         }
     }
+    if (settings->max_tokens.value > 0 && settings->min_tokens.value > settings->max_tokens.value) {
+        output_error("%s: --min-tokens: expected at most the %" PRId64 " of --max-tokens, found "
+                     "%" PRId64,
+                     command, settings->max_tokens.value, settings->min_tokens.value);
+        return EXIT_CODE_INPUT;
+    }
     return EXIT_CODE_OK;
 }
 
@@ -67,7 +73,7 @@ static const char *const sampling_origin_names[NUM_SAMPLING_ORIGINS] = {
 
 /* Appends the sampling values in use that come from `origin`, and its name. */
 static void describe_sampling(const struct generation_settings *settings,
-                              const struct imbrex_generation_options *options,
+                              const struct imbrex_request_options *options,
                               enum sampling_origin origin, char *line)
 {
     const struct {
@@ -86,6 +92,10 @@ static void describe_sampling(const struct generation_settings *settings,
          options->temperature > 0 && options->min_p > 0},
         {IMBREX_GENERATION_REPETITION_PENALTY, "repetition_penalty", options->repetition_penalty,
          settings->repeat_penalty.given, options->repetition_penalty != 1},
+        {0, "frequency_penalty", options->frequency_penalty, settings->frequency_penalty.given,
+         options->frequency_penalty != 0},
+        {0, "presence_penalty", options->presence_penalty, settings->presence_penalty.given,
+         options->presence_penalty != 0},
     };
     bool any = false;
 
@@ -108,7 +118,7 @@ static void describe_sampling(const struct generation_settings *settings,
 }
 
 void generation_print_sampling(const struct generation_settings *settings,
-                               const struct imbrex_generation_options *options)
+                               const struct imbrex_request_options *options)
 {
     char line[MESSAGE_BYTES] = "";
 
@@ -149,10 +159,10 @@ static void warn_without_effect(const struct generation_settings *settings)
     }
 }
 
-struct imbrex_generation_options generation_settings_to_options(
+struct imbrex_request_options generation_settings_to_options(
     const struct generation_settings *settings, const struct imbrex_model *model)
 {
-    struct imbrex_generation_options options = imbrex_generation_options_default(model);
+    struct imbrex_request_options options = imbrex_request_options_default(model);
 
     /* Asking for temperature 0 asks for plain argmax. */
     if (settings->temperature.given && (float)settings->temperature.value == 0) {
@@ -165,11 +175,15 @@ struct imbrex_generation_options generation_settings_to_options(
     options.top_p = choose_real(&settings->top_p, options.top_p);
     options.min_p = choose_real(&settings->min_p, options.min_p);
     options.repetition_penalty = choose_real(&settings->repeat_penalty, options.repetition_penalty);
+    options.frequency_penalty =
+        choose_real(&settings->frequency_penalty, options.frequency_penalty);
+    options.presence_penalty = choose_real(&settings->presence_penalty, options.presence_penalty);
     if (settings->top_k.given) {
         options.top_k = (int32_t)settings->top_k.value;
     }
     options.seed = settings->seed.given ? settings->seed.value : random_seed();
     options.max_tokens = (int32_t)settings->max_tokens.value;
+    options.min_tokens = (int32_t)settings->min_tokens.value;
     options.stop = settings->stop.values;
     options.num_stop = settings->stop.count;
     options.ignore_eos = settings->ignore_eos;
@@ -192,6 +206,7 @@ static const char *describe_finish(enum imbrex_finish_reason reason)
         return "the context is full";
     case IMBREX_FINISH_REASON_CANCELLED:
         return "cancelled";
+    case IMBREX_FINISH_REASON_DEADLINE:
     case IMBREX_FINISH_REASON_ERROR:
     case IMBREX_FINISH_REASON_NONE:
         break;
@@ -224,7 +239,7 @@ static void append_rate(char *line, size_t line_bytes, int32_t num_tokens, int64
     }
 }
 
-void generation_print_statistics(const struct imbrex_generation_metrics *metrics)
+void generation_print_statistics(const struct imbrex_request_metrics *metrics)
 {
     char line[MESSAGE_BYTES] = "";
 

@@ -10,8 +10,9 @@
 
 struct generation_settings {
     bool ignore_eos;
-    struct option_integer max_tokens;
-    struct option_real temperature, top_p, min_p, repeat_penalty;
+    struct option_integer max_tokens, min_tokens;
+    struct option_real temperature, top_p, min_p, repeat_penalty, frequency_penalty;
+    struct option_real presence_penalty;
     struct option_integer top_k;
     struct option_unsigned seed;
     struct option_strings stop;
@@ -36,6 +37,13 @@ struct generation_settings {
      .group = "Length",                                                            \
      .help = "end before this text; may be given several times",                   \
      .offset = offsetof(settings, generation.stop)},                               \
+    {.long_name = "min-tokens",                                                    \
+     .argument = "N",                                                              \
+     .type = OPTION_TYPE_INTEGER,                                                  \
+     .group = "Length",                                                            \
+     .help = "no end token before N tokens",                                       \
+     .max = MAX_CONTEXT_TOKENS,                                                    \
+     .offset = offsetof(settings, generation.min_tokens)},                         \
     {.long_name = "ignore-eos",                                                    \
      .type = OPTION_TYPE_FLAG,                                                     \
      .group = "Length",                                                            \
@@ -87,6 +95,22 @@ struct generation_settings {
      .min = 0.01,                                                                                  \
      .max = 100,                                                                                   \
      .offset = offsetof(settings, generation.repeat_penalty)},                                     \
+    {.long_name = "frequency-penalty",                                                             \
+     .argument = "F",                                                                              \
+     .type = OPTION_TYPE_REAL,                                                                     \
+     .group = "Sampling",                                                                          \
+     .help = "make tokens less likely by F for each time they were generated",                     \
+     .min = -2,                                                                                    \
+     .max = 2,                                                                                     \
+     .offset = offsetof(settings, generation.frequency_penalty)},                                  \
+    {.long_name = "presence-penalty",                                                              \
+     .argument = "F",                                                                              \
+     .type = OPTION_TYPE_REAL,                                                                     \
+     .group = "Sampling",                                                                          \
+     .help = "make tokens less likely by F once they were generated",                              \
+     .min = -2,                                                                                    \
+     .max = 2,                                                                                     \
+     .offset = offsetof(settings, generation.presence_penalty)},                                   \
     {.long_name = "seed",                                                                          \
      .argument = "S",                                                                              \
      .type = OPTION_TYPE_UNSIGNED,                                                                 \
@@ -100,12 +124,12 @@ struct generation_settings {
 int generation_settings_check(const struct generation_settings *settings, const char *command);
 /* The checkpoint's sampling defaults under what the command line says; the prompt is left out.
  * Warns of options without effect. */
-struct imbrex_generation_options generation_settings_to_options(
+struct imbrex_request_options generation_settings_to_options(
     const struct generation_settings *settings, const struct imbrex_model *model);
 
 /* One line each, to standard error. `settings` tells which values were given. */
 void generation_print_sampling(const struct generation_settings *settings,
-                               const struct imbrex_generation_options *options);
-void generation_print_statistics(const struct imbrex_generation_metrics *metrics);
+                               const struct imbrex_request_options *options);
+void generation_print_statistics(const struct imbrex_request_metrics *metrics);
 
 #endif

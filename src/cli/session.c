@@ -77,6 +77,9 @@ int session_create_engine(struct session *session, const struct engine_settings 
     struct imbrex_engine_options options = engine_settings_to_options(
         settings, choose_context_size(session, num_prompt_tokens, max_tokens));
 
+    /* One text at a time. */
+    options.max_running = 1;
+    options.max_waiting = 1;
     if (imbrex_engine_create(session->model, &options, &session->engine, &err) !=
         IMBREX_STATUS_OK) {
         return output_library_error(&err);

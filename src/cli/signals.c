@@ -14,7 +14,7 @@
 #include "cli/command.h"
 
 static _Atomic(const struct imbrex_model *) watched_model;
-static _Atomic(struct imbrex_generation *) watched_generation;
+static _Atomic(struct imbrex_request *) watched_request;
 static atomic_int interrupt_signal;
 static atomic_bool notes_interrupts;
 static atomic_flag bus_error_reported = ATOMIC_FLAG_INIT;
@@ -77,14 +77,14 @@ static void bus_error_handler(int signal_number, siginfo_t *details, void *conte
 
 static void interrupt_handler(int signal_number)
 {
-    struct imbrex_generation *generation = atomic_load(&watched_generation);
+    struct imbrex_request *request = atomic_load(&watched_request);
 
-    if ((generation == NULL && !atomic_load(&notes_interrupts)) ||
+    if ((request == NULL && !atomic_load(&notes_interrupts)) ||
         atomic_exchange(&interrupt_signal, signal_number) != 0) {
         _exit(EXIT_CODE_SIGNAL + signal_number);
     }
-    if (generation != NULL) {
-        imbrex_generation_cancel(generation);
+    if (request != NULL) {
+        imbrex_request_cancel(request);
     }
 }
 
@@ -149,9 +149,9 @@ void signals_release_interrupts(void)
     mask_interrupts(SIG_UNBLOCK);
 }
 
-void signals_set_generation(struct imbrex_generation *generation)
+void signals_set_request(struct imbrex_request *request)
 {
-    atomic_store(&watched_generation, generation);
+    atomic_store(&watched_request, request);
 }
 
 void signals_note_interrupts(bool is_on)

@@ -14,19 +14,19 @@ void signals_install(void);
 /* The model whose mapped files SIGBUS may hit; NULL before it is closed. */
 void signals_set_model(const struct imbrex_model *model);
 
-/* From here on SIGINT, SIGTERM and SIGHUP cancel the registered generation, but one that the
- * program was started to ignore is still ignored. A second one, or one without a generation, ends
- * the program at once with 128 + its number. */
+/* From here on SIGINT, SIGTERM and SIGHUP cancel the registered request, but one that the program
+ * was started to ignore is still ignored. A second one, or one without a request, ends the program
+ * at once with 128 + its number. */
 void signals_watch_interrupts(void);
-/* Without a generation the first signal ends the program, unless this is on: then it is only noted,
+/* Without a request the first signal ends the program, unless this is on: then it is only noted,
  * for work that asks signals_interrupt() and has something to clean up. */
 void signals_note_interrupts(bool is_on);
 /* Between hold and release these signals wait. Threads created meanwhile never receive them, so
- * that the handler runs on the main thread only, which is the one that destroys generations. */
+ * that the handler runs on the main thread only, which is the one that destroys requests. */
 void signals_hold_interrupts(void);
 void signals_release_interrupts(void);
-/* The generation to cancel; NULL before it is destroyed. */
-void signals_set_generation(struct imbrex_generation *generation);
+/* The request to cancel; NULL before it is destroyed. */
+void signals_set_request(struct imbrex_request *request);
 /* The number of the signal that cancelled or was noted, or 0. */
 int signals_interrupt(void);
 /* The same, and forgets it. */

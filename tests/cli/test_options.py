@@ -7,12 +7,13 @@ import unittest
 from support import TestCase, run
 
 COMMANDS = {
-    "run": {"prompt", "file", "no-parse-special", "no-echo", "max-tokens", "stop", "ignore-eos",
-            "temp", "top-k", "top-p", "min-p", "repeat-penalty", "seed", "ctx-size", "threads",
-            "cpu", "quiet", "chat", "system", "chat-template", "help"},
-    "chat": {"system", "chat-template", "max-tokens", "stop", "ignore-eos", "temp", "top-k",
-             "top-p", "min-p", "repeat-penalty", "seed", "ctx-size", "threads", "cpu", "verbose",
-             "help"},
+    "run": {"prompt", "file", "no-parse-special", "no-echo", "max-tokens", "min-tokens", "stop",
+            "ignore-eos", "temp", "top-k", "top-p", "min-p", "repeat-penalty", "frequency-penalty",
+            "presence-penalty", "seed", "ctx-size", "threads", "cpu", "quiet", "chat", "system",
+            "chat-template", "help"},
+    "chat": {"system", "chat-template", "max-tokens", "min-tokens", "stop", "ignore-eos", "temp",
+             "top-k", "top-p", "min-p", "repeat-penalty", "frequency-penalty", "presence-penalty",
+             "seed", "ctx-size", "threads", "cpu", "verbose", "help"},
     "inspect": {"json", "tensors", "ctx-size", "threads", "cpu", "help"},
     "tokenize": {"text", "file", "jsonl", "json", "no-special", "no-parse-special", "chat",
                  "tools", "no-generation-prompt", "chat-template", "help"},
@@ -115,6 +116,7 @@ class Mistakes(TestCase):
             ("--ctx-size", "16777217", "16777216]"),
             ("--min-p", "1", "[0, 1)"), ("--repeat-penalty", "0", "[0.01, 100]"),
             ("--top-k", "2.5", "[0, 2147483647]"), ("--top-k", "4294967296", "2147483647]"),
+            ("--frequency-penalty", "-2.5", "[-2, 2]"), ("--presence-penalty", "3", "[-2, 2]"),
             ("--max-tokens", "-1", "[0, 16777216]"), ("--max-tokens", "12x", "found"),
             ("--threads", "0", "[1, "), ("--ctx-size", "1", "[2, 16777216]"),
             ("--seed", "-1", "[0, "),
@@ -146,6 +148,8 @@ class Mistakes(TestCase):
         self.assert_error(run("run", "-p", "a", "-f", "b"), 2, "-p", "-f", "both")
         self.assert_error(run("run", "."), 2, "no prompt", "-p", "-f")
         self.assert_error(run("run", "-p", "a", "--stop", ""), 2, "--stop", "empty")
+        self.assert_error(run("run", "-p", "a", "-n", "3", "--min-tokens", "4"), 2, "--min-tokens",
+                          "at most the 3 of --max-tokens", "found 4")
         self.assert_error(run("tokenize"), 2, "--text", "--file", "--jsonl", "none")
         self.assert_error(run("tokenize", "--text", "a", "--file", "b"), 2, "several")
         self.assert_error(run("perplexity"), 2, "--ids", "--text", "none")

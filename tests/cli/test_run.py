@@ -116,6 +116,17 @@ class Length(TestCase):
         self.assert_ok(result)
         self.assertIn("end: the context is full", result.stderr.decode())
 
+    # Fault: the end token ends a text before --min-tokens, or goes on being forbidden.
+    def test_min_tokens(self):
+        ended = run("run")
+        count = int(re.search(r"generated (\d+) tokens", ended.stderr.decode()).group(1))
+        longer = run("run", "--min-tokens", str(count + 3))
+        self.assert_ok(longer)
+        text = longer.stderr.decode()
+        self.assertGreaterEqual(int(re.search(r"generated (\d+) tokens", text).group(1)), count + 3)
+        self.assertTrue(longer.stdout.startswith(ended.stdout[:-1]), longer.stdout)
+        self.assertEqual(run("run", "--min-tokens", "2").stdout, ended.stdout)
+
     # Fault: a full context crashes, or overwrites what was said.
     def test_context_full(self):
         result = run("run", "-p", PROMPT, "--ctx-size", "16")
@@ -212,6 +223,21 @@ class Sampling(TestCase):
         again = run("run", *arguments, "--repeat-penalty", "1.5")
         self.assertEqual(again.stdout, penalised.stdout)
         self.assertIn("repetition_penalty 1.5 (from the command line)", again.stderr.decode())
+
+    # Fault: a penalty has no effect, has the other's, or counts the prompt's tokens.
+    def test_penalties(self):
+        arguments = ["-p", PROMPT, "-n", "60", "--temp", "0"]
+        texts = [run("run", *arguments).stdout]
+        for name in ("frequency", "presence"):
+            result = run("run", *arguments, f"--{name}-penalty", "2")
+            self.assert_ok(result)
+            self.assertIn(f"; {name}_penalty 2 (from the command line)", result.stderr.decode())
+            texts.append(result.stdout)
+        self.assertEqual(len(set(texts)), 3)
+        # No token was generated before the first one.
+        first = {run("run", "-p", PROMPT, "-n", "1", "--temp", "0", *option).stdout
+                 for option in ([], ["--frequency-penalty", "2"], ["--presence-penalty", "2"])}
+        self.assertEqual(len(first), 1)
 
     # Fault: options that cannot do anything are accepted in silence.
     def test_warning_without_temperature(self):

@@ -164,7 +164,7 @@ class Install(unittest.TestCase):
             result = subprocess.run([program, "Once", model], capture_output=True, text=True,
                                     timeout=120, env=environment)
             self.assertEqual((result.returncode, result.stdout), (1, ""))
-            self.assertRegex(result.stderr, "^INVALID_ARGUMENT: tokenizer: .*found NULL")
+            self.assertRegex(result.stderr, "^INVALID_ARGUMENT: prompt_text: .* has no tokenizer")
 
     def test_places_with_a_space(self):
         """Catches a path that the shell takes for two, or that splits in the pkg-config file."""

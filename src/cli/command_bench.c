@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* imbrex bench: what measures. Each of its commands is a file of its own and one line below. */
+#include "cli/command.h"
+
+static const struct command *const bench_commands[] = {
+    &bench_engine,
+    NULL,
+};
+
+const struct command command_bench = {
+    .name = "bench",
+    .synopsis = "COMMAND [MODEL] [options]",
+    .summary = "measure speed",
+    .description = "Measures how fast this machine is with a model.",
+    .examples = "  imbrex bench engine --requests 32 --concurrency 4\n"
+                "  imbrex help bench engine\n",
+    .subcommands = bench_commands,
+};

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The requests of a load: how long they are and when they come. The same seed makes the same load;
+ * lengths and prompts do not depend on how requests arrive. Failures are reported; the functions
+ * return an exit code. */
+#ifndef IMBREX_CLI_LOAD_PLAN_H
+#define IMBREX_CLI_LOAD_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum load_lengths_kind {
+    LOAD_LENGTHS_UNIFORM,   /* min to max, both included */
+    LOAD_LENGTHS_LOGNORMAL, /* rounded, at least 1 */
+};
+
+/* How many tokens a prompt or an output has. */
+struct load_lengths {
+    enum load_lengths_kind kind;
+    int64_t min, max; /* UNIFORM */
+    double mean;      /* LOGNORMAL: of the tokens */
+    double sigma;     /* LOGNORMAL: standard deviation of their logarithm */
+};
+
+#define LOAD_LENGTHS_FORMS "N, MIN-MAX or lognormal:MEAN,SIGMA"
+
+/* Reads one of LOAD_LENGTHS_FORMS; `option` is for the message. */
+int load_lengths_parse(const char *option, const char *text, struct load_lengths *lengths);
+
+#define LOAD_MAX_PRIORITIES 8
+
+/* Which priorities requests have, and how often. */
+struct load_priorities {
+    int32_t priorities[LOAD_MAX_PRIORITIES];
+    double weights[LOAD_MAX_PRIORITIES];
+    int32_t count; /* 0: all have priority 0 */
+};
+
+/* Reads "PRIORITY=WEIGHT,..."; `option` is for the message. */
+int load_priorities_parse(const char *option, const char *text, struct load_priorities *priorities);
+
+struct load_request {
+    int64_t arrival_ns; /* after the begin of the load; open loop only */
+    int32_t num_prompt_tokens, num_output_tokens;
+    int32_t priority;
+    size_t line_number; /* of the trace; 0: not from one */
+};
+
+struct load_plan {
+    struct load_request *requests; /* [count] in the order of their arrival */
+    size_t count;
+    int64_t concurrency; /* requests that are never exceeded at once; 0: open loop, by arrival_ns */
+    uint64_t seed;
+};
+
+/* Draws the lengths and priorities of `count` requests. */
+int load_plan_create(struct load_plan *plan, size_t count, const struct load_lengths *prompts,
+                     const struct load_lengths *outputs, uint64_t seed);
+void load_plan_release(struct load_plan *plan);
+
+/* Takes times and lengths from a csv file (see load_trace.c), at most max_requests. */
+int load_plan_read_trace(struct load_plan *plan, const char *path, size_t max_requests,
+                         uint64_t seed);
+
+/* Poisson arrivals, `rate` a second. */
+void load_plan_draw_arrivals(struct load_plan *plan, double rate);
+/* Divides the times by `speed`. */
+void load_plan_scale_arrivals(struct load_plan *plan, double speed);
+void load_plan_draw_priorities(struct load_plan *plan, const struct load_priorities *priorities);
+
+/* Cuts prompts, then outputs, so that each request fits a context. */
+void load_plan_clip(struct load_plan *plan, int64_t context_size);
+/* Index of the request with the most tokens of prompt and output together. */
+size_t load_plan_longest(const struct load_plan *plan);
+/* Tokens of the `num_sequences` longest sequences, when each request has num_choices of them and
+ * each one's tokens are rounded up to a multiple of block_size. */
+int64_t load_plan_peak_tokens(const struct load_plan *plan, int64_t num_sequences,
+                              int32_t num_choices, int32_t block_size);
+
+/* The ids of a request's prompt: num_prompt_tokens ids in [0, vocab_size). */
+void load_plan_draw_prompt(const struct load_plan *plan, size_t request_idx, int32_t vocab_size,
+                           int32_t *token_ids);
+
+#endif
