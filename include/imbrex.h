@@ -13,7 +13,8 @@
  * Rules that hold everywhere:
  *   - Functions that can fail return enum imbrex_status and write results through their last
  *     pointers. On failure the results are untouched and ownership stays with the caller.
- *   - `err` may be NULL; otherwise it is filled on failure and left alone on success.
+ *   - `err` may be NULL; otherwise it is filled on failure and left alone on success. Any other
+ *     pointer may be NULL only where its comment says so.
  *   - What a comment calls "allocated" is freed with imbrex_free(), and nothing else is.
  *   - Destroying or closing NULL does nothing.
  *   - The library never exits, aborts, prints, reads the environment or installs signal handlers.
@@ -322,6 +323,9 @@ enum imbrex_cpu_features {
 typedef void imbrex_range_begin_fn(void *user, const char *name);
 typedef void imbrex_range_end_fn(void *user);
 
+/* Each number has an upper limit, which the message that refuses it names. What cannot be used is
+ * lowered, and imbrex_engine_memory_plan tells: max_step_tokens to the tokens of the cache,
+ * max_running to max_step_tokens - kv_block_size + 1, so that each step has room for a prompt. */
 struct imbrex_engine_options {
     int32_t num_threads;     /* compute threads, the caller's counted; 0: all CPUs it may use */
     int32_t context_size;    /* tokens of one sequence; 0: min(max_position_embeddings, 4096) */
@@ -354,11 +358,14 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_create(
 IMBREX_API void imbrex_engine_destroy(struct imbrex_engine *engine);
 
 /* Gives the engine a thread of its own, which runs requests as they come; until imbrex_engine_stop
- * nobody else may step it. Without, the engine runs on the threads that wait for their requests
- * (imbrex_request_wait, imbrex_request_poll), one at a time, or in imbrex_engine_step. */
+ * nobody else may step it. Start and stop: any thread but in a callback; start is refused there,
+ * and while there is a thread, with INVALID_ARGUMENT. Without, the engine runs on the threads that
+ * wait for their requests (imbrex_request_wait, imbrex_request_poll), one at a time, or in
+ * imbrex_engine_step. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_start(struct imbrex_engine *engine,
                                                                   struct imbrex_error *err);
-/* Ends that thread after its step. Requests stay as they are. Does nothing without one. */
+/* Ends that thread after its step. Requests stay as they are. Does nothing without one, nor in a
+ * callback. */
 IMBREX_API void imbrex_engine_stop(struct imbrex_engine *engine);
 
 /* One step on the calling thread, for hosts with a loop of their own: takes new requests in, plans,
@@ -400,8 +407,9 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_plan(
  * prompt logprobs that generates nothing, waited for.
  *   token_ids  [num_tokens], 2 <= num_tokens <= context_size
  *   nll        [num_tokens - 1], written: nll[i] belongs to token_ids[i + 1]
- * FORMAT if the weights give logits that are not finite. After a failure the contents of nll are
- * undefined. */
+ * FORMAT if the weights give logits that are not finite; CAPACITY for more ids than the context
+ * holds or if the queue is full; INVALID_ARGUMENT in a callback. After a failure the contents of
+ * nll are undefined. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_score(struct imbrex_engine *engine,
                                                                   const int32_t *token_ids,
                                                                   int32_t num_tokens, double *nll,
@@ -448,7 +456,9 @@ struct imbrex_logit_bias {
 /* One generated token, or the end of a choice. The end comes once for each choice, last, with
  * finish_reason set, token_id -1 and whatever text was still held back. `text` is whole UTF-8
  * characters that no stop string can begin any more: it may be empty, and may belong to earlier
- * tokens. Pointers are views, valid during the callback, or until the next poll. */
+ * tokens. An end token is a token as any other: it has its event, with its text if it is not a
+ * special one, and the end follows. Pointers are views, valid during the callback, or until the
+ * request is polled again. */
 struct imbrex_token_event {
     int32_t choice_idx;
     int32_t token_id;
@@ -462,7 +472,8 @@ struct imbrex_token_event {
 };
 
 /* Returns false to cancel the request, all its choices. Called on the thread that runs the engine;
- * it may submit and cancel, but neither wait for, poll nor destroy requests. */
+ * it may submit, cancel and read metrics. What would wait for the engine is refused there (wait,
+ * poll, score, step, start) or does nothing (stop); destroying a request there is not allowed. */
 typedef bool imbrex_token_fn(void *user, const struct imbrex_token_event *event);
 
 /* Bits of imbrex_request_options.from_checkpoint: fields that the checkpoint's
@@ -479,16 +490,20 @@ enum imbrex_generation_field {
  * (and end tokens forbidden before min_tokens), repetition penalty, frequency and presence penalty,
  * temperature, top-k, top-p, min-p, draw. */
 struct imbrex_request_options {
-    const int32_t *prompt_ids; /* [num_prompt_ids], each in [0, rows of embed_tokens) */
-    int32_t num_prompt_ids;    /* >= 1, unless there is a prompt_text */
-    /* Instead of ids: text that submit tokenizes with these bits of enum imbrex_tokenize_flags. */
+    /* [num_prompt_ids], each in [0, rows of embed_tokens); NULL and 0 with a prompt_text. */
+    const int32_t *prompt_ids;
+    int32_t num_prompt_ids;
+    /* Instead of ids: text that submit tokenizes with these bits of enum imbrex_tokenize_flags;
+     * NULL with ids. */
     const char *prompt_text;
     size_t prompt_text_bytes;
     unsigned prompt_text_flags;
 
-    /* Tokens to generate; 0: until an end token or the context is full; IMBREX_NO_TOKENS: none. */
+    /* Tokens to generate; 0: until an end token or the context is full; IMBREX_NO_TOKENS: none, for
+     * the logprobs of a prompt of at least 2 tokens, with one choice. */
     int32_t max_tokens;
-    int32_t min_tokens;  /* no end token before that many; stop strings end it all the same */
+    /* No end token before that many; stop strings and max_tokens end it all the same. */
+    int32_t min_tokens;
     int32_t num_choices; /* continuations of the one prompt, 1 .. IMBREX_MAX_CHOICES */
 
     float temperature; /* 0: the most likely token (lowest id on a tie); else up to 100 */
@@ -505,7 +520,8 @@ struct imbrex_request_options {
     /* Same seed, same text: one draw for each (seed, choice, position), independent of all else. */
     uint64_t seed;
 
-    const char *const *stop; /* [num_stop] strings; the text ends before the first one found */
+    const char *const
+        *stop; /* [num_stop] strings, any number; the text ends before the first found */
     size_t num_stop;
     const int32_t *end_token_ids; /* [num_end_token_ids]: end tokens beside the model's */
     size_t num_end_token_ids;
@@ -518,7 +534,8 @@ struct imbrex_request_options {
     int32_t priority; /* higher is sooner; see imbrex_engine_options.priority_step_ns */
     /* From submit; a request that has not ended by then ends with DEADLINE. 0: no limit. */
     int64_t timeout_ns;
-    /* [salt_bytes]: KV blocks are shared among requests of equal salt only. Copied; up to 256. */
+    /* [salt_bytes], up to 256: whatever requests share of the KV cache, they share with equal salt
+     * only. NULL with 0. */
     const void *salt;
     size_t salt_bytes;
     bool no_text; /* events carry no text; not together with stop strings */
@@ -556,9 +573,10 @@ IMBREX_API void imbrex_request_cancel(struct imbrex_request *request);
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_request_wait(struct imbrex_request *request,
                                                                   struct imbrex_error *err);
 
-/* Takes the next event of a request without a callback. Waits up to timeout_ns for one (0: not at
- * all, negative: without limit); runs the engine meanwhile if no other thread does, then for whole
- * steps. One thread polls a request at a time.
+/* Takes the next event of a request without a callback. Waits up to timeout_ns for one (negative:
+ * without limit) and runs the engine meanwhile, for whole steps, if no other thread does. 0 takes
+ * what is there and runs nothing: for engines that another thread runs. One thread polls a request
+ * at a time.
  *   has_event  written: false if none came in time, or the last one has been taken
  *   event      written if has_event
  * Events that are not taken stay in memory; OUT_OF_MEMORY if that was short: the request has ended
@@ -571,8 +589,9 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_request_poll(struct imbrex_
 
 /* Logprobs of the prompt, there from the first event on.
  *   logprobs  [num_prompt_tokens], of each token given those before it; [0] is 0
- *   top       [num_prompt_tokens, num_prompt_logprobs], the most likely first; row 0 is (-1, 0)
- * Both are views, valid as long as the request. NOT_FOUND if it has none (yet). */
+ * top       [num_prompt_tokens, num_prompt_logprobs], the most likely first; row 0 is (-1, 0). The
+ *             pointer to it may be NULL
+ * Both are views, valid as long as the request. Any thread. NOT_FOUND if it has none (yet). */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_request_prompt_logprobs(
     const struct imbrex_request *request, const float **logprobs, const struct imbrex_logprob **top,
     struct imbrex_error *err);
@@ -581,14 +600,15 @@ struct imbrex_request_metrics {
     int32_t num_prompt_tokens;
     int32_t num_generated_tokens; /* of all choices, end tokens counted */
     int32_t num_preemptions;      /* times its KV blocks were taken away */
-    int64_t queue_ns;             /* submit to the first step */
+    int64_t queue_ns;             /* submit to the first step, or to the end without one */
     int64_t prefill_ns;           /* first step to the first token, or to the end without one */
     int64_t decode_ns;            /* from there to the end */
     int64_t ttft_ns;              /* submit to the first token; 0 without one */
     enum imbrex_finish_reason finish_reason; /* of choice 0 */
 };
 
-/* Read in a callback of the request, or after its end. */
+/* Read in a callback of the request, or once its last event has come; decode_ns is 0 until that
+ * one. */
 IMBREX_API void imbrex_request_read_metrics(const struct imbrex_request *request,
                                             struct imbrex_request_metrics *metrics);
 

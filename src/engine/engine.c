@@ -282,6 +282,7 @@ enum imbrex_status imbrex_engine_score(struct imbrex_engine *engine, const int32
                              engine->model->config.vocab_size, token_ids[i]);
         }
     }
+    TRY(engine_check_outside(engine, "score", err));
     struct imbrex_request_options options = imbrex_request_options_default(engine->model);
     struct imbrex_request *request;
     const float *logprobs;

@@ -56,9 +56,10 @@ struct imbrex_engine {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* any of the below, or an event, or an end; on the monotonic clock */
     struct request_list inbox;
-    bool is_failed;  /* the failure's mark for those that submit */
-    bool is_run;     /* a thread runs the engine */
-    bool has_thread; /* its own */
+    bool is_failed;   /* the failure's mark for those that submit */
+    bool is_run;      /* a thread runs the engine */
+    pthread_t runner; /* that thread, if is_run */
+    bool has_thread;  /* its own */
     bool is_stopping;
     pthread_t thread; /* if has_thread */
 };
@@ -69,6 +70,10 @@ enum imbrex_status engine_create_on(struct imbrex_model *model,
                                     const struct imbrex_engine_options *options,
                                     struct device *device, struct imbrex_engine **engine,
                                     struct imbrex_error *err);
+
+/* INVALID_ARGUMENT in a callback of the engine, where `call` would wait for itself. */
+enum imbrex_status engine_check_outside(struct imbrex_engine *engine, const char *call,
+                                        struct imbrex_error *err);
 
 /* One step; the caller runs the engine. */
 void engine_loop_step(struct imbrex_engine *engine);

@@ -11,10 +11,33 @@
 
 /* ---- running --------------------------------------------------------------------------------- */
 
+/* Whether the caller stands in a callback; the lock is held. */
+static bool is_runner(const struct imbrex_engine *engine)
+{
+    return engine->is_run && pthread_equal(engine->runner, pthread_self()) != 0;
+}
+
+static enum imbrex_status refuse_runner(const char *call, struct imbrex_error *err)
+{
+    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                     "%s: expected a call from outside of the engine's callbacks, found one inside",
+                     call);
+}
+
+enum imbrex_status engine_check_outside(struct imbrex_engine *engine, const char *call,
+                                        struct imbrex_error *err)
+{
+    pthread_mutex_lock(&engine->lock);
+    bool is_inside = is_runner(engine);
+    pthread_mutex_unlock(&engine->lock);
+    return is_inside ? refuse_runner(call, err) : IMBREX_STATUS_OK;
+}
+
 static void *engine_main(void *arg)
 {
     struct imbrex_engine *engine = arg;
     pthread_mutex_lock(&engine->lock);
+    engine->runner = pthread_self();
     while (!engine->is_stopping) {
         if (engine_loop_has_work(engine)) {
             pthread_mutex_unlock(&engine->lock);
@@ -24,30 +47,37 @@ static void *engine_main(void *arg)
             pthread_cond_wait(&engine->changed, &engine->lock);
         }
     }
-    engine->is_run = false;
-    pthread_cond_broadcast(&engine->changed);
     pthread_mutex_unlock(&engine->lock);
     return NULL;
 }
 
 enum imbrex_status imbrex_engine_start(struct imbrex_engine *engine, struct imbrex_error *err)
 {
-    pthread_mutex_lock(&engine->lock);
     enum imbrex_status status = IMBREX_STATUS_OK;
-    if (engine->has_thread) {
-        status = error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                           "engine start: expected an engine without a thread, found one started");
-    } else {
-        while (engine->is_run) {
+    int error_code = 0;
+    pthread_mutex_lock(&engine->lock);
+    if (is_runner(engine)) {
+        status = refuse_runner("engine start", err);
+    }
+    /* A waiter that runs it leaves after its step, a thread that is stopping when it is joined. */
+    while (status == IMBREX_STATUS_OK && engine->is_run) {
+        if (engine->has_thread && !engine->is_stopping) {
+            status =
+                error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                          "engine start: expected an engine without a thread, found one started");
+        } else {
             pthread_cond_wait(&engine->changed, &engine->lock);
         }
-        int error_code = pthread_create(&engine->thread, NULL, engine_main, engine);
+    }
+    if (status == IMBREX_STATUS_OK) {
+        error_code = pthread_create(&engine->thread, NULL, engine_main, engine);
         if (error_code != 0) {
             status = error_set(err, IMBREX_STATUS_OUT_OF_MEMORY, "the engine's thread: %s",
                                system_error_text(error_code));
         } else {
             engine->has_thread = true;
             engine->is_run = true;
+            engine->runner = engine->thread;
         }
     }
     pthread_mutex_unlock(&engine->lock);
@@ -57,18 +87,25 @@ enum imbrex_status imbrex_engine_start(struct imbrex_engine *engine, struct imbr
 void imbrex_engine_stop(struct imbrex_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
-    if (!engine->has_thread || engine->is_stopping) {
+    if (is_runner(engine)) {
         pthread_mutex_unlock(&engine->lock);
         return;
     }
-    engine->is_stopping = true;
-    pthread_cond_broadcast(&engine->changed);
-    pthread_mutex_unlock(&engine->lock);
-    pthread_join(engine->thread, NULL);
-    pthread_mutex_lock(&engine->lock);
-    engine->has_thread = false;
-    engine->is_stopping = false;
-    pthread_cond_broadcast(&engine->changed);
+    while (engine->is_stopping) {
+        pthread_cond_wait(&engine->changed, &engine->lock);
+    }
+    if (engine->has_thread) {
+        pthread_t thread = engine->thread;
+        engine->is_stopping = true;
+        pthread_cond_broadcast(&engine->changed);
+        pthread_mutex_unlock(&engine->lock);
+        pthread_join(thread, NULL);
+        pthread_mutex_lock(&engine->lock);
+        engine->has_thread = false;
+        engine->is_stopping = false;
+        engine->is_run = false;
+        pthread_cond_broadcast(&engine->changed);
+    }
     pthread_mutex_unlock(&engine->lock);
 }
 
@@ -77,6 +114,7 @@ void imbrex_engine_stop(struct imbrex_engine *engine)
 static void run_step_locked(struct imbrex_engine *engine)
 {
     engine->is_run = true;
+    engine->runner = pthread_self();
     pthread_mutex_unlock(&engine->lock);
     engine_loop_step(engine);
     pthread_mutex_lock(&engine->lock);
@@ -189,6 +227,10 @@ enum imbrex_status imbrex_request_wait(struct imbrex_request *request, struct im
 {
     struct imbrex_engine *engine = request->engine;
     pthread_mutex_lock(&engine->lock);
+    if (is_runner(engine) && !request->has_ended) {
+        pthread_mutex_unlock(&engine->lock);
+        return refuse_runner("request wait", err);
+    }
     wait_for_end_locked(request);
     enum imbrex_status status = request->status;
     pthread_mutex_unlock(&engine->lock);
@@ -229,6 +271,10 @@ enum imbrex_status imbrex_request_poll(struct imbrex_request *request, int64_t t
     bool has_found = false;
 
     pthread_mutex_lock(&engine->lock);
+    if (is_runner(engine)) {
+        pthread_mutex_unlock(&engine->lock);
+        return refuse_runner("request poll", err);
+    }
     while (event_queue_is_empty(&request->events) && !request->has_taken_last &&
            (until_ns == INT64_MAX || clock_now_ns() < until_ns)) {
         if (engine->is_run || engine->has_thread) {
@@ -257,7 +303,7 @@ enum imbrex_status imbrex_request_prompt_logprobs(const struct imbrex_request *r
                                                   const struct imbrex_logprob **top,
                                                   struct imbrex_error *err)
 {
-    if (!request->has_prompt_logprobs) {
+    if (!atomic_load(&request->has_prompt_logprobs)) {
         return error_set(err, IMBREX_STATUS_NOT_FOUND,
                          "prompt logprobs: expected a request that has read its prompt with "
                          "num_prompt_logprobs >= 0, found none");

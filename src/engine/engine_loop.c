@@ -65,18 +65,12 @@ static void end_choice(struct imbrex_engine *engine, struct request_choice *choi
     request_end_choice(choice, reason, now_ns, &engine->lock);
     /* The end of the text can hold a stop string, so the reason is the choice's. */
     metrics_add(&engine->metrics.num_ended[choice->finish_reason], 1);
-    request->metrics.num_preemptions += choice->sequence.num_preemptions;
     if (choice->sequence.state != SEQUENCE_STATE_NEW) {
         scheduler_end(&engine->scheduler, &choice->sequence);
     }
     if (request->num_left == 0) {
         if (request->first_step_ns == 0) {
             atomic_fetch_sub(&engine->num_queued, 1);
-        } else {
-            int64_t prefilled_ns =
-                request->first_token_ns == 0 ? request->end_ns : request->first_token_ns;
-            request->metrics.prefill_ns = prefilled_ns - request->first_step_ns;
-            request->metrics.decode_ns = request->end_ns - prefilled_ns;
         }
         request_list_remove(&engine->live, request);
         request_list_append(&engine->ending, request);
@@ -147,12 +141,14 @@ static void fail_engine(struct imbrex_engine *engine, int64_t now_ns)
 
 /* ---- what comes in --------------------------------------------------------------------------- */
 
-static void take_inbox(struct imbrex_engine *engine, int64_t now_ns)
+/* Returns a time that is no earlier than any request's in it. */
+static int64_t take_inbox(struct imbrex_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
     struct imbrex_request *request = engine->inbox.first;
     engine->inbox = (struct request_list){NULL, NULL};
     pthread_mutex_unlock(&engine->lock);
+    int64_t now_ns = clock_now_ns();
     while (request != NULL) {
         struct imbrex_request *next = request->next;
         request_list_append(&engine->live, request);
@@ -168,6 +164,7 @@ static void take_inbox(struct imbrex_engine *engine, int64_t now_ns)
         }
         request = next;
     }
+    return now_ns;
 }
 
 static void end_cancelled(struct imbrex_engine *engine, int64_t now_ns)
@@ -420,12 +417,12 @@ void engine_loop_step(struct imbrex_engine *engine)
     int64_t begin_ns = clock_now_ns();
     bool has_planned = false;
     begin_range(engine, "step");
-    take_inbox(engine, begin_ns);
-    end_cancelled(engine, begin_ns);
-    end_late(engine, begin_ns);
+    int64_t now_ns = take_inbox(engine);
+    end_cancelled(engine, now_ns);
+    end_late(engine, now_ns);
     int32_t max_in_flight = executor_max_in_flight(engine->executor);
     if (engine->failure.status == IMBREX_STATUS_OK && engine->num_flights < max_in_flight) {
-        has_planned = submit_step(engine, begin_ns);
+        has_planned = submit_step(engine, now_ns);
     }
     const struct flight *newest =
         &engine->flights[(engine->first_flight + engine->num_flights + EXECUTOR_MAX_IN_FLIGHT - 1) %

@@ -49,7 +49,7 @@ struct imbrex_request {
     int32_t num_prompt_logprobs;
     float *prompt_logprobs;                     /* [num_prompt_ids] or NULL */
     struct imbrex_logprob *top_prompt_logprobs; /* [num_prompt_ids, num_prompt_logprobs] or NULL */
-    bool has_prompt_logprobs;                   /* all of them are there */
+    atomic_bool has_prompt_logprobs;            /* all of them are there; any thread reads it */
     unsigned char *salt;
     size_t salt_bytes;
     imbrex_token_fn *callback; /* NULL: events go to the queue */

@@ -134,6 +134,7 @@ enum imbrex_finish_reason request_take_token(struct request_choice *choice,
     if (request->first_token_ns == 0) {
         request->first_token_ns = now_ns;
         request->metrics.ttft_ns = now_ns - request->submit_ns;
+        request->metrics.prefill_ns = now_ns - request->first_step_ns;
     }
     if (request->has_text) {
         size_t num_bytes =
@@ -163,6 +164,20 @@ enum imbrex_finish_reason request_take_token(struct request_choice *choice,
     return goes_on ? reason_to_end(choice) : IMBREX_FINISH_REASON_CANCELLED;
 }
 
+/* Whoever has the last event may read all metrics. */
+static void end_times(struct imbrex_request *request, int64_t now_ns)
+{
+    struct imbrex_request_metrics *metrics = &request->metrics;
+    request->end_ns = now_ns;
+    if (request->first_step_ns == 0) {
+        metrics->queue_ns = now_ns - request->submit_ns;
+    } else if (request->first_token_ns == 0) {
+        metrics->prefill_ns = now_ns - request->first_step_ns;
+    } else {
+        metrics->decode_ns = now_ns - request->first_token_ns;
+    }
+}
+
 void request_end_choice(struct request_choice *choice, enum imbrex_finish_reason reason,
                         int64_t now_ns, pthread_mutex_t *lock)
 {
@@ -185,9 +200,10 @@ void request_end_choice(struct request_choice *choice, enum imbrex_finish_reason
     if (choice->choice_idx == 0) {
         request->metrics.finish_reason = reason;
     }
+    request->metrics.num_preemptions += choice->sequence.num_preemptions;
     request->num_left--;
     if (request->num_left == 0) {
-        request->end_ns = now_ns;
+        end_times(request, now_ns);
     }
     event.finish_reason = reason;
     event.is_last = request->num_left == 0;
@@ -225,7 +241,8 @@ bool request_take_prompt_logprobs(struct imbrex_request *request, int32_t begin,
                    (size_t)num_top * sizeof(*top_logprobs));
         }
     }
-    request->has_prompt_logprobs =
-        request->has_prompt_logprobs || begin + num_results == request->num_prompt_ids;
+    if (begin + num_results == request->num_prompt_ids) {
+        atomic_store(&request->has_prompt_logprobs, true);
+    }
     return true;
 }

@@ -153,6 +153,109 @@ static void test_waiters_run_it(void **state)
     imbrex_engine_destroy(engine);
 }
 
+static void *toggle(void *arg)
+{
+    struct imbrex_engine *engine = arg;
+    for (int32_t round = 0; round < 4 * NUM_ROUNDS; round++) {
+        enum imbrex_status status = imbrex_engine_start(engine, NULL);
+        if (status != IMBREX_STATUS_OK && status != IMBREX_STATUS_INVALID_ARGUMENT) {
+            return engine;
+        }
+        imbrex_engine_stop(engine);
+    }
+    return NULL;
+}
+
+/* Catches: a start that waits for a thread which another start has made, a stop whose thread a
+ * start overwrites (the test would hang), requests that are lost between two threads. */
+static void test_start_and_stop_from_threads(void **state)
+{
+    struct imbrex_engine *engine = create_engine(*state, 1, 0);
+    pthread_t threads[4];
+    for (int32_t i = 0; i < 4; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, toggle, engine), 0);
+    }
+    use_from_threads(*state, &engine, 1);
+    for (int32_t i = 0; i < 4; i++) {
+        void *result;
+        assert_int_equal(pthread_join(threads[i], &result), 0);
+        assert_null(result);
+    }
+    imbrex_engine_destroy(engine);
+}
+
+struct inside {
+    struct imbrex_engine *engine;
+    struct imbrex_request *request;
+};
+
+static bool wait_inside(void *user, const struct imbrex_token_event *event)
+{
+    struct inside *inside = user;
+    const int32_t ids[] = {BOS, 403};
+    double nll;
+    (void)event;
+    imbrex_engine_stop(inside->engine);
+    assert_int_equal(imbrex_engine_start(inside->engine, NULL), IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_int_equal(imbrex_request_wait(inside->request, NULL), IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_int_equal(imbrex_engine_score(inside->engine, ids, 2, &nll, NULL),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    return true;
+}
+
+/* Catches: a callback that waits for the thread it stands on. */
+static void test_waiting_in_a_callback(void **state)
+{
+    static const int32_t bos = BOS;
+    for (int32_t has_thread = 0; has_thread < 2; has_thread++) {
+        struct inside inside = {.engine = create_engine(*state, 1, 0)};
+        struct imbrex_request_options options = imbrex_request_options_default(*state);
+        options.prompt_ids = &bos;
+        options.num_prompt_ids = 1;
+        options.max_tokens = 3;
+        options.callback = wait_inside;
+        options.user = &inside;
+        assert_int_equal(imbrex_request_submit(inside.engine, &options, &inside.request, NULL),
+                         IMBREX_STATUS_OK);
+        if (has_thread == 1) {
+            assert_int_equal(imbrex_engine_start(inside.engine, NULL), IMBREX_STATUS_OK);
+        }
+        assert_int_equal(imbrex_request_wait(inside.request, NULL), IMBREX_STATUS_OK);
+        imbrex_request_destroy(inside.request);
+        imbrex_engine_destroy(inside.engine);
+    }
+}
+
+/* Catches: metrics that are written after the last event has been handed out. Under TSan above all.
+ */
+static void test_metrics_after_the_last_event(void **state)
+{
+    static const int32_t bos = BOS;
+    struct imbrex_engine *engine = create_engine(*state, 1, 0);
+    assert_int_equal(imbrex_engine_start(engine, NULL), IMBREX_STATUS_OK);
+    for (int32_t round = 0; round < 20 * NUM_ROUNDS; round++) {
+        struct imbrex_request_options options = imbrex_request_options_default(*state);
+        struct imbrex_request *request;
+        struct imbrex_request_metrics metrics;
+        struct imbrex_token_event event = {0};
+        options.prompt_ids = &bos;
+        options.num_prompt_ids = 1;
+        options.max_tokens = 2;
+        assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
+        while (!event.is_last) {
+            bool has_event;
+            assert_int_equal(imbrex_request_poll(request, 0, &has_event, &event, NULL),
+                             IMBREX_STATUS_OK);
+            event.is_last = has_event && event.is_last;
+        }
+        imbrex_request_read_metrics(request, &metrics);
+        assert_true(metrics.queue_ns >= 0 && metrics.prefill_ns > 0 && metrics.decode_ns > 0);
+        assert_int_equal(metrics.finish_reason, IMBREX_FINISH_REASON_LENGTH);
+        imbrex_request_destroy(request);
+    }
+    imbrex_engine_destroy(engine);
+}
+
 /* Catches: state that two engines of a model share. */
 static void test_two_engines(void **state)
 {
@@ -200,6 +303,9 @@ int run_engine_threads_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_own_thread),
         cmocka_unit_test(test_waiters_run_it),
+        cmocka_unit_test(test_start_and_stop_from_threads),
+        cmocka_unit_test(test_waiting_in_a_callback),
+        cmocka_unit_test(test_metrics_after_the_last_event),
         cmocka_unit_test(test_two_engines),
         cmocka_unit_test(test_open_and_close),
     };
