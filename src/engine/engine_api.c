@@ -47,6 +47,8 @@ static void *engine_main(void *arg)
             pthread_cond_wait(&engine->changed, &engine->lock);
         }
     }
+    /* Before the thread ends, since another one may get its identity. */
+    engine->is_run = false;
     pthread_mutex_unlock(&engine->lock);
     return NULL;
 }
@@ -60,7 +62,7 @@ enum imbrex_status imbrex_engine_start(struct imbrex_engine *engine, struct imbr
         status = refuse_runner("engine start", err);
     }
     /* A waiter that runs it leaves after its step, a thread that is stopping when it is joined. */
-    while (status == IMBREX_STATUS_OK && engine->is_run) {
+    while (status == IMBREX_STATUS_OK && (engine->is_run || engine->has_thread)) {
         if (engine->has_thread && !engine->is_stopping) {
             status =
                 error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
@@ -103,7 +105,6 @@ void imbrex_engine_stop(struct imbrex_engine *engine)
         pthread_mutex_lock(&engine->lock);
         engine->has_thread = false;
         engine->is_stopping = false;
-        engine->is_run = false;
         pthread_cond_broadcast(&engine->changed);
     }
     pthread_mutex_unlock(&engine->lock);
