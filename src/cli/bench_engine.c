@@ -21,8 +21,13 @@
 #define DEFAULT_REQUESTS 32
 #define DEFAULT_CONCURRENCY 8
 #define MAX_REQUESTS 10000000
-#define MAX_WAITING 1048576      /* requests that the engine is asked to let wait */
-#define MAX_KV_TOKENS 1073741824 /* what the library takes */
+#define MAX_WAITING 1048576 /* requests that the engine is asked to let wait */
+#define MIN_RATE 1e-6       /* a request in 11 days */
+#define MIN_SLO_MS 1e-6     /* 1 ns */
+/* What the library takes. */
+#define MAX_KV_TOKENS 1073741824
+#define MAX_RUNNING 4096
+#define MAX_STEP_TOKENS 65536
 
 struct bench_settings {
     struct engine_settings engine;
@@ -69,8 +74,8 @@ static const struct option_spec bench_options[] = {
      .help = "open loop: R requests a second on average, at random times (Poisson), however long "
              "they take",
      .default_text = "closed loop",
+     .min = MIN_RATE,
      .max = 1e6,
-     .above_min = true,
      .offset = offsetof(struct bench_settings, rate)},
     {.long_name = "prompt-tokens",
      .argument = "LENGTH",
@@ -100,8 +105,8 @@ static const struct option_spec bench_options[] = {
      .type = OPTION_TYPE_REAL,
      .group = "Load",
      .help = "play the times of a trace F times as fast",
+     .min = MIN_RATE,
      .max = 1e6,
-     .above_min = true,
      .offset = offsetof(struct bench_settings, speed)},
     {.long_name = "clip",
      .type = OPTION_TYPE_FLAG,
@@ -163,7 +168,7 @@ static const struct option_spec bench_options[] = {
      .help = "sequences in one step",
      .default_text = "the engine's",
      .min = 1,
-     .max = INT32_MAX,
+     .max = MAX_RUNNING,
      .offset = offsetof(struct bench_settings, max_running)},
     {.long_name = "max-step-tokens",
      .argument = "N",
@@ -172,7 +177,7 @@ static const struct option_spec bench_options[] = {
      .help = "tokens in one step, of prompts and outputs together",
      .default_text = "the engine's",
      .min = 1,
-     .max = INT32_MAX,
+     .max = MAX_STEP_TOKENS,
      .offset = offsetof(struct bench_settings, max_step_tokens)},
     {.long_name = "no-batch-invariant",
      .type = OPTION_TYPE_FLAG,
@@ -193,8 +198,8 @@ static const struct option_spec bench_options[] = {
      .group = "Report",
      .help = "a request counts for the goodput if its first token came after at most MS ms",
      .default_text = "no limit",
+     .min = MIN_SLO_MS,
      .max = 1e9,
-     .above_min = true,
      .offset = offsetof(struct bench_settings, slo_ttft_ms)},
     {.long_name = "slo-itl",
      .argument = "MS",
@@ -203,8 +208,8 @@ static const struct option_spec bench_options[] = {
      .help =
          "and if the gaps between the tokens of each of its texts were at most MS ms on average",
      .default_text = "no limit",
+     .min = MIN_SLO_MS,
      .max = 1e9,
-     .above_min = true,
      .offset = offsetof(struct bench_settings, slo_itl_ms)},
     {.long_name = "json",
      .argument = "FILE",
@@ -234,16 +239,36 @@ static int report_needs(const char *option, const char *needed)
     return EXIT_CODE_INPUT;
 }
 
+/* The times of the trace are when requests come. */
+static bool has_trace_times(const struct bench_settings *settings)
+{
+    return settings->trace != NULL && !settings->concurrency.given && !settings->rate.given;
+}
+
+static int check_file_name(const char *option, const char *name)
+{
+    if (name != NULL && name[0] == '\0') {
+        output_error("bench engine: --%s: expected the name of a file or -, found \"\"", option);
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
+}
+
 static int check_settings(const struct bench_settings *settings)
 {
-    bool has_trace_times =
-        settings->trace != NULL && !settings->concurrency.given && !settings->rate.given;
+    int exit_code = check_file_name("trace", settings->trace);
 
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = check_file_name("json", settings->json);
+    }
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
     if (settings->concurrency.given && settings->rate.given) {
         output_error("bench engine: expected one of --concurrency and --rate, found both");
         return EXIT_CODE_INPUT;
     }
-    if (settings->speed.given && !has_trace_times) {
+    if (settings->speed.given && !has_trace_times(settings)) {
         return report_needs("speed", "the times of a --trace");
     }
     if (settings->trace != NULL && (settings->prompt_tokens != bench_defaults.prompt_tokens ||
@@ -252,7 +277,7 @@ static int check_settings(const struct bench_settings *settings)
                      settings->prompt_tokens != bench_defaults.prompt_tokens ? "prompt" : "output");
         return EXIT_CODE_INPUT;
     }
-    if (settings->compare_invariant && (has_trace_times || settings->rate.given)) {
+    if (settings->compare_invariant && (has_trace_times(settings) || settings->rate.given)) {
         return report_needs("compare-invariant", "a closed loop (--concurrency)");
     }
     if (settings->compare_invariant && settings->no_batch_invariant) {
@@ -291,7 +316,8 @@ static int make_requests(struct bench_state *state)
     if (settings->trace != NULL) {
         size_t max_requests =
             settings->num_requests.given ? (size_t)settings->num_requests.value : MAX_REQUESTS;
-        return load_plan_read_trace(&state->load, settings->trace, max_requests, seed);
+        return load_plan_read_trace(&state->load, settings->trace, max_requests,
+                                    has_trace_times(settings), seed);
     }
     int exit_code = load_lengths_parse("prompt-tokens", settings->prompt_tokens, &prompts);
     if (exit_code == EXIT_CODE_OK) {
@@ -357,7 +383,7 @@ static int choose_context_size(struct bench_state *state, int32_t *context_size)
         return EXIT_CODE_INPUT;
     }
     if (needed > limit) {
-        load_plan_clip(&state->load, limit);
+        state->report.num_cut = load_plan_clip(&state->load, limit);
         needed = limit;
     }
     *context_size = (int32_t)needed;
@@ -406,32 +432,49 @@ static int open_model(struct bench_state *state, const char *model)
     return EXIT_CODE_OK;
 }
 
-/* Room for all sequences that can run at once. How many that are depends on the tokens of a step,
- * and these on the size of the cache: the engine is asked again until no more fit in. */
+static int64_t larger_of(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t smaller_of(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Room for all sequences that can run at once. The engine lets fewer run than it was asked for if
+ * the cache is too small for their step, so it is asked what it would do with one that is not. */
 static int choose_kv_tokens(const struct bench_state *state, int64_t most_sequences,
                             struct imbrex_engine_options *options)
 {
     int32_t num_choices = (int32_t)state->settings->num_choices.value;
     struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+    struct imbrex_engine_options ample = *options;
     struct imbrex_memory_plan plan;
-    int64_t num_sequences = 0;
 
-    for (;;) {
-        if (imbrex_engine_plan(state->model, options, &plan, &err) != IMBREX_STATUS_OK) {
-            return output_library_error(&err);
-        }
-        int64_t possible = most_sequences < plan.max_running ? most_sequences : plan.max_running;
-        if (possible <= num_sequences) {
-            return EXIT_CODE_OK;
-        }
-        num_sequences = possible;
-        int64_t kv_tokens =
-            load_plan_peak_tokens(&state->load, num_sequences, num_choices, plan.kv_block_size);
-        if (kv_tokens < options->context_size) {
-            kv_tokens = options->context_size;
-        }
-        options->kv_cache_tokens = (int32_t)(kv_tokens < MAX_KV_TOKENS ? kv_tokens : MAX_KV_TOKENS);
+    ample.kv_cache_tokens = (int32_t)larger_of(options->context_size, MAX_STEP_TOKENS);
+    if (imbrex_engine_plan(state->model, &ample, &plan, &err) != IMBREX_STATUS_OK) {
+        return output_library_error(&err);
     }
+    int64_t kv_tokens =
+        load_plan_peak_tokens(&state->load, smaller_of(most_sequences, plan.max_running),
+                              num_choices, plan.kv_block_size);
+    /* A step has a token of each that runs and a block of a prompt; it is no larger than the
+     * cache. */
+    int64_t least = larger_of(options->context_size, plan.max_running + plan.kv_block_size - 1);
+    options->kv_cache_tokens = (int32_t)smaller_of(larger_of(kv_tokens, least), MAX_KV_TOKENS);
+    return EXIT_CODE_OK;
+}
+
+static int check_kv_tokens(const struct bench_settings *settings, int32_t context_size)
+{
+    if (settings->kv_tokens.value < context_size) {
+        output_error("bench engine: --kv-tokens: expected at least the context of %" PRId32
+                     " tokens, found %" PRId64,
+                     context_size, settings->kv_tokens.value);
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
 }
 
 /* Waiting room for the whole load, and blocks for all that can run at once. */
@@ -458,7 +501,7 @@ static int choose_engine_options(struct bench_state *state, struct imbrex_engine
     }
     if (settings->kv_tokens.given) {
         options->kv_cache_tokens = (int32_t)settings->kv_tokens.value;
-        return EXIT_CODE_OK;
+        return check_kv_tokens(settings, options->context_size);
     }
     return choose_kv_tokens(state, most_at_once * settings->num_choices.value, options);
 }

@@ -115,6 +115,19 @@ int load_lengths_parse(const char *option, const char *text, struct load_lengths
     return EXIT_CODE_OK;
 }
 
+/* The sum of weights as they are given can be infinite. */
+static void scale_weights(struct load_priorities *priorities)
+{
+    double largest = 0;
+
+    for (int32_t i = 0; i < priorities->count; i++) {
+        largest = fmax(largest, priorities->weights[i]);
+    }
+    for (int32_t i = 0; i < priorities->count; i++) {
+        priorities->weights[i] /= largest;
+    }
+}
+
 int load_priorities_parse(const char *option, const char *text, struct load_priorities *priorities)
 {
     struct load_priorities parsed = {.count = 0};
@@ -133,6 +146,7 @@ int load_priorities_parse(const char *option, const char *text, struct load_prio
         parsed.priorities[parsed.count] = (int32_t)priority;
         parsed.weights[parsed.count++] = weight;
         if (*end == '\0') {
+            scale_weights(&parsed);
             *priorities = parsed;
             return EXIT_CODE_OK;
         }
@@ -240,8 +254,10 @@ static int64_t total_tokens(const struct load_request *request)
     return (int64_t)request->num_prompt_tokens + request->num_output_tokens;
 }
 
-void load_plan_clip(struct load_plan *plan, int64_t context_size)
+size_t load_plan_clip(struct load_plan *plan, int64_t context_size)
 {
+    size_t num_cut = 0;
+
     for (size_t i = 0; i < plan->count; i++) {
         struct load_request *request = &plan->requests[i];
         int64_t excess = total_tokens(request) - context_size;
@@ -250,8 +266,10 @@ void load_plan_clip(struct load_plan *plan, int64_t context_size)
                 excess < request->num_prompt_tokens ? excess : request->num_prompt_tokens - 1;
             request->num_prompt_tokens -= (int32_t)cut;
             request->num_output_tokens -= (int32_t)(excess - cut);
+            num_cut++;
         }
     }
+    return num_cut;
 }
 
 size_t load_plan_longest(const struct load_plan *plan)

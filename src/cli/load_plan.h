@@ -32,8 +32,8 @@ int load_lengths_parse(const char *option, const char *text, struct load_lengths
 /* Which priorities requests have, and how often. */
 struct load_priorities {
     int32_t priorities[LOAD_MAX_PRIORITIES];
-    double weights[LOAD_MAX_PRIORITIES];
-    int32_t count; /* 0: all have priority 0 */
+    double weights[LOAD_MAX_PRIORITIES]; /* the largest is 1 */
+    int32_t count;                       /* 0: all have priority 0 */
 };
 
 /* Reads "PRIORITY=WEIGHT,..."; `option` is for the message. */
@@ -58,9 +58,10 @@ int load_plan_create(struct load_plan *plan, size_t count, const struct load_len
                      const struct load_lengths *outputs, uint64_t seed);
 void load_plan_release(struct load_plan *plan);
 
-/* Takes times and lengths from a csv file (see load_trace.c), at most max_requests. */
+/* Takes lengths, and times if has_times, from a csv file (see load_trace.c), at most
+ * max_requests. */
 int load_plan_read_trace(struct load_plan *plan, const char *path, size_t max_requests,
-                         uint64_t seed);
+                         bool has_times, uint64_t seed);
 
 /* Poisson arrivals, `rate` a second. */
 void load_plan_draw_arrivals(struct load_plan *plan, double rate);
@@ -68,8 +69,8 @@ void load_plan_draw_arrivals(struct load_plan *plan, double rate);
 void load_plan_scale_arrivals(struct load_plan *plan, double speed);
 void load_plan_draw_priorities(struct load_plan *plan, const struct load_priorities *priorities);
 
-/* Cuts prompts, then outputs, so that each request fits a context. */
-void load_plan_clip(struct load_plan *plan, int64_t context_size);
+/* Cuts prompts, then outputs, so that each request fits a context. Returns how many it cut. */
+size_t load_plan_clip(struct load_plan *plan, int64_t context_size);
 /* Index of the request with the most tokens of prompt and output together. */
 size_t load_plan_longest(const struct load_plan *plan);
 /* Tokens of the `num_sequences` longest sequences, when each request has num_choices of them and

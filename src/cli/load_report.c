@@ -2,6 +2,7 @@
 #include "cli/load_report.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,12 +35,12 @@ static double output_rate(const struct load_result *result)
     return per_second(result->num_output_tokens, result->duration_ns);
 }
 
-/* How much less comes out with batch_invariant, in percent of what comes out with it. */
+/* How much less comes out with batch_invariant, in percent of what comes out without it. */
 static double pair_cost_percent(const struct load_comparison *comparison, int32_t pair)
 {
     double on = output_rate(&comparison->on[pair]), off = output_rate(&comparison->off[pair]);
 
-    return on > 0 ? 100 * (off / on - 1) : 0;
+    return off > 0 ? 100 * (off - on) / off : 0;
 }
 
 static int compare_rising(const void *a, const void *b)
@@ -49,8 +50,14 @@ static int compare_rising(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* The median of the pairs; the mean of the middle ones if their number is even. */
-static double cost_percent(const struct load_comparison *comparison)
+struct cost {
+    double median; /* percent; the mean of the middle ones if the number of pairs is even */
+    double min, max;
+    bool is_noise; /* the pairs differ by more than what the median says */
+};
+
+/* Of at least one pair. */
+static struct cost cost_of(const struct load_comparison *comparison)
 {
     double costs[LOAD_COMPARISON_PAIRS];
     int32_t count = comparison->num_pairs;
@@ -59,7 +66,11 @@ static double cost_percent(const struct load_comparison *comparison)
         costs[i] = pair_cost_percent(comparison, i);
     }
     qsort(costs, (size_t)count, sizeof(costs[0]), compare_rising);
-    return count > 0 ? (costs[count / 2] + costs[(count - 1) / 2]) / 2 : 0;
+    struct cost cost = {.median = (costs[count / 2] + costs[(count - 1) / 2]) / 2,
+                        .min = costs[0],
+                        .max = costs[count - 1]};
+    cost.is_noise = cost.max - cost.min > fabs(cost.median);
+    return cost;
 }
 
 /* The measures, in the order in which they are shown. */
@@ -118,8 +129,12 @@ static void print_load(const struct load_report *report)
         output_printf("lengths of ");
         output_escaped(report->trace, strlen(report->trace));
     } else {
-        output_printf("prompts of %s tokens, outputs of %s", report->prompt_lengths,
-                      report->output_lengths);
+        output_printf("prompts of %s token%s, outputs of %s", report->prompt_lengths,
+                      strcmp(report->prompt_lengths, "1") == 0 ? "" : "s", report->output_lengths);
+    }
+    if (report->num_cut > 0) {
+        output_printf(", %zu cut to %" PRId32 " together", report->num_cut,
+                      report->plan.context_size);
     }
     output_printf(", %" PRId32 " choice%s, temperature %g, %" PRId64 " to warm up\n",
                   report->settings->num_choices, plural(report->settings->num_choices),
@@ -146,16 +161,29 @@ static void print_circumstances(const struct load_report *report)
     output_printf("\n");
     print_label("engine");
     output_printf("%" PRId32 " thread%s, %s kernels, context %" PRId32 ", %" PRId32
-                  " KV blocks of %" PRId32 " tokens,\n",
+                  " KV block%s of %" PRId32 " tokens,\n",
                   plan->num_threads, plural(plan->num_threads), plan->kernels, plan->context_size,
-                  plan->kv_num_blocks, plan->kv_block_size);
+                  plan->kv_num_blocks, plural(plan->kv_num_blocks), plan->kv_block_size);
     print_label("");
-    output_printf("at most %" PRId32 " sequence%s and %" PRId32 " tokens a step%s\n",
+    output_printf("at most %" PRId32 " sequence%s and %" PRId32 " token%s a step%s\n",
                   plan->max_running, plural(plan->max_running), plan->max_step_tokens,
+                  plural(plan->max_step_tokens),
                   report->comparison != NULL ? ""
                   : report->batch_invariant  ? ", batch-invariant"
                                              : ", not batch-invariant");
     print_load(report);
+}
+
+static void print_tokens(const char *label, int64_t count, int64_t num_unfinished,
+                         int64_t duration_ns)
+{
+    print_label(label);
+    print_number("", per_second(count, duration_ns), " tokens/s");
+    output_printf(" (%" PRId64 " token%s", count, plural(count));
+    if (num_unfinished > 0) {
+        output_printf(", %" PRId64 " of unfinished requests", num_unfinished);
+    }
+    output_printf(")\n");
 }
 
 static void print_counts(const struct load_report *report)
@@ -170,13 +198,12 @@ static void print_counts(const struct load_report *report)
     }
     output_printf("\n");
     print_label("duration");
-    print_number("", (double)result->duration_ns / 1e9, " s\n");
-    print_label("prompts");
-    print_number("", per_second(result->num_prompt_tokens, result->duration_ns), " tokens/s");
-    output_printf(" (%" PRId64 " tokens)\n", result->num_prompt_tokens);
-    print_label("outputs");
-    print_number("", output_rate(result), " tokens/s");
-    output_printf(" (%" PRId64 " tokens)\n", result->num_output_tokens);
+    print_number("", (double)result->duration_ns / 1e9, " s");
+    output_printf(report->was_interrupted ? ", until the signal\n" : "\n");
+    print_tokens("prompts", result->num_prompt_tokens, result->num_unfinished_prompt_tokens,
+                 result->duration_ns);
+    print_tokens("outputs", result->num_output_tokens, result->num_unfinished_output_tokens,
+                 result->duration_ns);
     print_label("goodput");
     print_number("", per_second((int64_t)result->num_good, result->duration_ns), " requests/s");
     if (settings->slo_ttft_ns > 0) {
@@ -239,7 +266,14 @@ static void print_comparison(const struct load_comparison *comparison)
                       pair_cost_percent(comparison, i));
     }
     if (comparison->num_pairs > 0) {
-        output_printf("%-51s%9.2f %%\n", "median", cost_percent(comparison));
+        struct cost cost = cost_of(comparison);
+        output_printf("%-50s%9.2f %%, min %.2f %%, max %.2f %%\n", "median", cost.median, cost.min,
+                      cost.max);
+        output_printf("cost: (off - on) / off, the share of throughput lost by being on\n");
+        if (cost.is_noise) {
+            output_printf("noise: the pairs differ by %.2f %%, more than the median cost\n",
+                          cost.max - cost.min);
+        }
     }
 }
 
@@ -320,7 +354,7 @@ static json_t *json_load(const struct load_report *report)
     bool has_trace_times = load->concurrency == 0 && report->rate == 0;
 
     return json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:s?, s:s?, s:o, s:f, s:o, s:o, s:o, s:o, s:b}", "requests",
+        "{s:o, s:o, s:o, s:o, s:o, s:s?, s:s?, s:o, s:f, s:o, s:o, s:o, s:o, s:b, s:o}", "requests",
         json_count(load->count), "concurrency", concurrency, "rate",
         json_given(report->rate, report->rate > 0), "trace", json_path(report->trace), "speed",
         json_given(report->speed, has_trace_times), "prompt_tokens", report->prompt_lengths,
@@ -329,7 +363,7 @@ static json_t *json_load(const struct load_report *report)
         json_integer(report->num_warmup), "slo_ttft_ms",
         json_given((double)settings->slo_ttft_ns / 1e6, settings->slo_ttft_ns > 0), "slo_itl_ms",
         json_given((double)settings->slo_itl_ns / 1e6, settings->slo_itl_ns > 0), "has_text",
-        (int)settings->has_text);
+        (int)settings->has_text, "cut", json_count(report->num_cut));
 }
 
 static json_t *json_summary(const struct load_summary *summary)
@@ -370,12 +404,15 @@ static json_t *json_classes(const struct load_result *result)
 static json_t *json_result(const struct load_result *result)
 {
     json_t *root = json_pack(
-        "{s:o, s:o, s:o, s:o, s:s?, s:f, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:o, s:o}", "completed",
-        json_count(result->num_completed), "failed", json_count(result->num_failed), "cancelled",
-        json_count(result->num_cancelled), "good", json_count(result->num_good), "first_failure",
-        result->first_failure[0] != '\0' ? result->first_failure : NULL, "duration_s",
-        (double)result->duration_ns / 1e9, "prompt_tokens", (json_int_t)result->num_prompt_tokens,
-        "output_tokens", (json_int_t)result->num_output_tokens, "prompt_tokens_per_s",
+        "{s:o, s:o, s:o, s:o, s:s?, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:o, s:o}",
+        "completed", json_count(result->num_completed), "failed", json_count(result->num_failed),
+        "cancelled", json_count(result->num_cancelled), "good", json_count(result->num_good),
+        "first_failure", result->first_failure[0] != '\0' ? result->first_failure : NULL,
+        "duration_s", (double)result->duration_ns / 1e9, "prompt_tokens",
+        (json_int_t)result->num_prompt_tokens, "output_tokens",
+        (json_int_t)result->num_output_tokens, "unfinished_prompt_tokens",
+        (json_int_t)result->num_unfinished_prompt_tokens, "unfinished_output_tokens",
+        (json_int_t)result->num_unfinished_output_tokens, "prompt_tokens_per_s",
         per_second(result->num_prompt_tokens, result->duration_ns), "output_tokens_per_s",
         output_rate(result), "goodput_per_s",
         per_second((int64_t)result->num_good, result->duration_ns), "mean_running",
@@ -404,8 +441,14 @@ static json_t *json_comparison(const struct load_comparison *comparison)
             return NULL;
         }
     }
-    json_t *cost = json_given(cost_percent(comparison), comparison->num_pairs > 0);
-    return json_pack("{s:o, s:o}", "pairs", pairs, "cost_percent", cost);
+    if (comparison->num_pairs == 0) {
+        return json_pack("{s:o, s:n, s:n, s:n, s:n}", "pairs", pairs, "cost_percent",
+                         "cost_min_percent", "cost_max_percent", "is_noise");
+    }
+    struct cost cost = cost_of(comparison);
+    return json_pack("{s:o, s:f, s:f, s:f, s:b}", "pairs", pairs, "cost_percent", cost.median,
+                     "cost_min_percent", cost.min, "cost_max_percent", cost.max, "is_noise",
+                     (int)cost.is_noise);
 }
 
 int load_report_format_json(const struct load_report *report, char **text)

@@ -242,6 +242,8 @@ static void show_progress(struct load_runner *runner)
 static void cancel_all(struct load_runner *runner)
 {
     runner->is_cancelled = true;
+    /* Also the time in which nothing ran belongs to the load. */
+    runner->end_ns = now_ns();
     for (size_t i = 0; i < runner->num_sent; i++) {
         if (runner->records[i].request != NULL) {
             imbrex_request_cancel(runner->records[i].request);
@@ -325,11 +327,23 @@ static void add_record(const struct load_runner *runner, const struct record *re
     load_samples_add(&measures->total, record->end_ns - record->arrival_ns);
     result->num_good += (settings->slo_ttft_ns == 0 || ttft_ns <= settings->slo_ttft_ns) &&
                         (settings->slo_itl_ns == 0 || worst_tpot_ns <= settings->slo_itl_ns);
-    result->num_prompt_tokens += record->metrics.num_prompt_tokens;
-    result->num_output_tokens += record->metrics.num_generated_tokens;
-    result->num_preemptions += record->metrics.num_preemptions;
+}
+
+/* What the engine did for a request that has ended in any way. */
+static void add_work(const struct record *record, struct load_result *result)
+{
+    const struct imbrex_request_metrics *metrics = &record->metrics;
+    int64_t num_prompt_tokens = metrics->num_generated_tokens > 0 ? metrics->num_prompt_tokens : 0;
+
+    result->num_prompt_tokens += num_prompt_tokens;
+    result->num_output_tokens += metrics->num_generated_tokens;
+    if (record->outcome != RECORD_OUTCOME_COMPLETED) {
+        result->num_unfinished_prompt_tokens += num_prompt_tokens;
+        result->num_unfinished_output_tokens += metrics->num_generated_tokens;
+    }
+    result->num_preemptions += metrics->num_preemptions;
     /* Summed up here, divided by the duration in the end. */
-    result->mean_running += (double)(record->metrics.prefill_ns + record->metrics.decode_ns);
+    result->mean_running += (double)(metrics->prefill_ns + metrics->decode_ns);
 }
 
 static size_t count_gaps(const struct load_runner *runner, size_t request_idx)
@@ -410,6 +424,7 @@ static int summarize(const struct load_runner *runner, struct load_result *resul
     }
     for (size_t i = 0; i < runner->plan->count; i++) {
         const struct record *record = &runner->records[i];
+        add_work(record, result);
         switch (record->outcome) {
         case RECORD_OUTCOME_COMPLETED:
             result->num_completed++;

@@ -31,9 +31,14 @@ struct load_result {
     size_t num_completed, num_failed;
     size_t num_cancelled; /* by a signal: sent and not at their end, or never sent */
     size_t num_good;      /* completed within the limits */
-    int64_t num_prompt_tokens, num_output_tokens; /* of those completed */
-    int64_t num_preemptions;                      /* of those completed */
-    int64_t duration_ns;                          /* first request sent to last one ended */
+    /* Of all requests, as the steps are, whether completed or not; the prompts of those that had a
+     * token. */
+    int64_t num_prompt_tokens, num_output_tokens;
+    int64_t num_unfinished_prompt_tokens,
+        num_unfinished_output_tokens; /* of those, not completed */
+    int64_t num_preemptions;
+    /* First request sent to last one ended, or to the signal that ended the load. */
+    int64_t duration_ns;
     double mean_running; /* requests between their first step and their end, over the duration */
     char first_failure[IMBREX_ERROR_MESSAGE_BYTES]; /* "" if none failed */
     /* ttft: arrival to first token. itl: gaps between the tokens of a choice. tpot: mean gap of a

@@ -5,7 +5,8 @@
  *   prompt    "prompt_tokens" or "ContextTokens"
  *   output    "output_tokens" or "GeneratedTokens"
  * The second names are those of the Azure LLM inference traces. Times count from the first line's
- * and never fall. Fields are not quoted. */
+ * and never fall. Fields may be quoted ("a, ""b"""), but not over the end of a line; a byte order
+ * mark before the names is skipped. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
@@ -63,6 +64,7 @@ struct trace {
     const char *path;
     size_t max_requests, capacity;
     bool has_header;
+    bool has_times;                    /* the arrival column is read */
     int32_t columns[NUM_COLUMN_KINDS]; /* index of each, -1: not named */
     const struct column_name *names[NUM_COLUMN_KINDS];
     int64_t first_ns;
@@ -78,27 +80,70 @@ static int report_field(const struct trace *trace, size_t line_number, enum colu
     return EXIT_CODE_INPUT;
 }
 
-/* Copies the next field, without the spaces around it, cut to the buffer; returns what is behind
- * its comma, or NULL after the last one. */
-static const char *take_field(const char *at, const char *end, char field[MAX_FIELD_BYTES])
+static const char *skip_spaces(const char *at, const char *end)
 {
-    const char *stop = memchr(at, ',', (size_t)(end - at));
-    const char *last = stop != NULL ? stop : end;
-
-    while (at < last && isspace((unsigned char)*at)) {
+    while (at < end && isspace((unsigned char)*at)) {
         at++;
     }
-    const char *behind = last;
-    while (behind > at && isspace((unsigned char)behind[-1])) {
+    return at;
+}
+
+/* Reads a field from behind its opening quote; returns what is behind the closing one and the
+ * spaces there, or NULL if that one is missing. Two quotes are one of the text. */
+static const char *take_quoted(const char *at, const char *end, char field[MAX_FIELD_BYTES])
+{
+    size_t length = 0;
+
+    for (; at < end; at++) {
+        if (*at == '"' && (++at == end || *at != '"')) {
+            field[length] = '\0';
+            return skip_spaces(at, end);
+        }
+        if (length < MAX_FIELD_BYTES - 1) {
+            field[length++] = *at;
+        }
+    }
+    return NULL;
+}
+
+/* Copies the next field, without the spaces around it, cut to the buffer. *at moves behind its
+ * comma, and is NULL after the last one. False if a quoted field does not end where it should. */
+static bool take_field(const char **at, const char *end, char field[MAX_FIELD_BYTES])
+{
+    const char *begin = skip_spaces(*at, end);
+
+    if (begin < end && *begin == '"') {
+        const char *behind = take_quoted(begin + 1, end, field);
+        *at = behind == NULL || behind == end ? NULL : behind + 1;
+        return behind != NULL && (behind == end || *behind == ',');
+    }
+    const char *stop = memchr(begin, ',', (size_t)(end - begin));
+    const char *behind = stop != NULL ? stop : end;
+    while (behind > begin && isspace((unsigned char)behind[-1])) {
         behind--;
     }
-    size_t length = (size_t)(behind - at);
+    size_t length = (size_t)(behind - begin);
     if (length >= MAX_FIELD_BYTES) {
         length = MAX_FIELD_BYTES - 1;
     }
-    memcpy(field, at, length);
+    memcpy(field, begin, length);
     field[length] = '\0';
-    return stop != NULL ? stop + 1 : NULL;
+    *at = stop != NULL ? stop + 1 : NULL;
+    return true;
+}
+
+static bool is_read(const struct trace *trace, int32_t kind)
+{
+    return kind != COLUMN_ARRIVAL || trace->has_times;
+}
+
+static int report_quotes(const struct trace *trace, size_t line_number, int32_t column)
+{
+    output_error("%s: line %zu, column %" PRId32
+                 ": expected a quoted field to end with '\"' before "
+                 "a comma or the end of the line, found none there",
+                 input_display_name(trace->path), line_number, column + 1);
+    return EXIT_CODE_INPUT;
 }
 
 static int take_header(struct trace *trace, const char *at, const char *end, size_t line_number)
@@ -109,10 +154,12 @@ static int take_header(struct trace *trace, const char *at, const char *end, siz
         trace->columns[kind] = -1;
     }
     for (int32_t idx = 0; at != NULL && idx < MAX_COLUMNS; idx++) {
-        at = take_field(at, end, field);
+        if (!take_field(&at, end, field)) {
+            return report_quotes(trace, line_number, idx);
+        }
         for (size_t i = 0; i < NUM_COLUMN_NAMES; i++) {
             const struct column_name *name = &column_names[i];
-            if (strcasecmp(name->name, field) != 0) {
+            if (strcasecmp(name->name, field) != 0 || !is_read(trace, name->kind)) {
                 continue;
             }
             if (trace->columns[name->kind] >= 0) {
@@ -126,7 +173,7 @@ static int take_header(struct trace *trace, const char *at, const char *end, siz
         }
     }
     for (int32_t kind = 0; kind < NUM_COLUMN_KINDS; kind++) {
-        if (trace->columns[kind] < 0) {
+        if (trace->columns[kind] < 0 && is_read(trace, kind)) {
             output_error("%s: line %zu: expected a column named %s, found none",
                          input_display_name(trace->path), line_number, column_choices[kind]);
             return EXIT_CODE_INPUT;
@@ -202,9 +249,11 @@ static int read_arrival(const struct trace *trace, size_t line_number, const cha
     }
     char *end = NULL;
     double value = strtod(field, &end);
-    double unit_ns = format == TIME_FORMAT_SECONDS ? 1e9 : 1e6;
+    bool is_seconds = format == TIME_FORMAT_SECONDS;
+    double unit_ns = is_seconds ? 1e9 : 1e6;
     if (end == field || *end != '\0' || !(value >= 0) || value * unit_ns > 9e18) {
-        return report_field(trace, line_number, COLUMN_ARRIVAL, "a time of at least 0", field);
+        return report_field(trace, line_number, COLUMN_ARRIVAL,
+                            is_seconds ? "a time in [0, 9e9] s" : "a time in [0, 9e12] ms", field);
     }
     *arrival_ns = (int64_t)(value * unit_ns);
     return EXIT_CODE_OK;
@@ -243,15 +292,39 @@ static int append_request(struct trace *trace, const struct load_request *reques
     return EXIT_CODE_OK;
 }
 
+/* Times count from the first one. */
+static int place_arrival(struct trace *trace, const char *field, struct load_request *request)
+{
+    const struct load_plan *plan = trace->plan;
+    int64_t arrival_ns = 0;
+
+    int exit_code = read_arrival(trace, request->line_number, field, &arrival_ns);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    if (plan->count == 0) {
+        trace->first_ns = arrival_ns;
+    }
+    request->arrival_ns = arrival_ns - trace->first_ns;
+    int64_t before_ns = plan->count > 0 ? plan->requests[plan->count - 1].arrival_ns : 0;
+    if (request->arrival_ns < before_ns) {
+        return report_field(trace, request->line_number, COLUMN_ARRIVAL,
+                            "a time not before that of the line above", field);
+    }
+    return EXIT_CODE_OK;
+}
+
 static int take_row(struct trace *trace, const char *at, const char *end, size_t line_number)
 {
     char fields[NUM_COLUMN_KINDS][MAX_FIELD_BYTES], field[MAX_FIELD_BYTES];
     struct load_request request = {.line_number = line_number};
     int32_t num_fields = 0;
-    int64_t arrival_ns = 0;
+    int exit_code = EXIT_CODE_OK;
 
     for (; at != NULL && num_fields < MAX_COLUMNS; num_fields++) {
-        at = take_field(at, end, field);
+        if (!take_field(&at, end, field)) {
+            return report_quotes(trace, line_number, num_fields);
+        }
         for (int32_t kind = 0; kind < NUM_COLUMN_KINDS; kind++) {
             if (trace->columns[kind] == num_fields) {
                 memcpy(fields[kind], field, sizeof(field));
@@ -264,7 +337,9 @@ static int take_row(struct trace *trace, const char *at, const char *end, size_t
                                 "the end of the line");
         }
     }
-    int exit_code = read_arrival(trace, line_number, fields[COLUMN_ARRIVAL], &arrival_ns);
+    if (trace->has_times) {
+        exit_code = place_arrival(trace, fields[COLUMN_ARRIVAL], &request);
+    }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = read_tokens(trace, line_number, COLUMN_PROMPT, fields[COLUMN_PROMPT],
                                 &request.num_prompt_tokens);
@@ -273,27 +348,20 @@ static int take_row(struct trace *trace, const char *at, const char *end, size_t
         exit_code = read_tokens(trace, line_number, COLUMN_OUTPUT, fields[COLUMN_OUTPUT],
                                 &request.num_output_tokens);
     }
-    if (exit_code != EXIT_CODE_OK) {
-        return exit_code;
-    }
-    const struct load_plan *plan = trace->plan;
-    if (plan->count == 0) {
-        trace->first_ns = arrival_ns;
-    }
-    request.arrival_ns = arrival_ns - trace->first_ns;
-    int64_t before_ns = plan->count > 0 ? plan->requests[plan->count - 1].arrival_ns : 0;
-    if (request.arrival_ns < before_ns) {
-        return report_field(trace, line_number, COLUMN_ARRIVAL,
-                            "a time not before that of the line above", fields[COLUMN_ARRIVAL]);
-    }
-    return append_request(trace, &request);
+    return exit_code == EXIT_CODE_OK ? append_request(trace, &request) : exit_code;
 }
 
 /* An input_line_fn. Lines without a character are skipped. */
 static int take_line(void *user, const char *line, size_t num_bytes, size_t line_number)
 {
+    static const char byte_order_mark[] = {'\xef', '\xbb', '\xbf'};
     struct trace *trace = user;
 
+    if (line_number == 1 && num_bytes >= sizeof(byte_order_mark) &&
+        memcmp(line, byte_order_mark, sizeof(byte_order_mark)) == 0) {
+        line += sizeof(byte_order_mark);
+        num_bytes -= sizeof(byte_order_mark);
+    }
     if (num_bytes > 0 && line[num_bytes - 1] == '\r') {
         num_bytes--;
     }
@@ -307,9 +375,10 @@ static int take_line(void *user, const char *line, size_t num_bytes, size_t line
 }
 
 int load_plan_read_trace(struct load_plan *plan, const char *path, size_t max_requests,
-                         uint64_t seed)
+                         bool has_times, uint64_t seed)
 {
-    struct trace trace = {.plan = plan, .path = path, .max_requests = max_requests};
+    struct trace trace = {
+        .plan = plan, .path = path, .max_requests = max_requests, .has_times = has_times};
 
     *plan = (struct load_plan){.seed = seed};
     int exit_code = input_read_lines(path, take_line, &trace);

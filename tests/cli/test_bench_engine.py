@@ -49,8 +49,8 @@ class BenchTestCase(TestCase):
         for measure in ("ttft_ms", "queue_ms", "end_to_end_ms"):
             self.assertEqual(result[measure]["count"], result["completed"])
         # Each text has one gap less than tokens.
-        self.assertEqual(result["itl_ms"]["count"],
-                         result["output_tokens"] - choices * result["completed"])
+        self.assertEqual(result["itl_ms"]["count"], result["output_tokens"] -
+                         result["unfinished_output_tokens"] - choices * result["completed"])
         for tokens in ("prompt_tokens", "output_tokens"):
             self.assertAlmostEqual(result[tokens + "_per_s"] * result["duration_s"],
                                    result[tokens], delta=1e-3 * result[tokens])
@@ -140,6 +140,14 @@ class Loads(BenchTestCase):
         for group in groups:
             self.assertEqual(group["ttft_ms"]["count"], group["completed"])
 
+    # Fault: a sum of weights that is infinite gives all requests one priority.
+    def test_large_weights(self):
+        groups = self.bench("--requests", "60", "--priority-mix", "0=1e308,1=1e308",
+                            "--prompt-tokens", "2", "--output-tokens", "1")["result"]["priorities"]
+        self.assertEqual([group["priority"] for group in groups], [1, 0])
+        for group in groups:
+            self.assertGreater(group["completed"], 10)
+
     # Fault: limits are not applied, or one of two is enough.
     def test_goodput(self):
         for limits, expected in (([], 5), (["--slo-ttft", "1e9"], 5),
@@ -177,6 +185,22 @@ class Loads(BenchTestCase):
         self.assertEqual((report["result"]["preemptions"], engine["max_running"]), (0, 64))
         self.assertLessEqual(engine["kv_num_blocks"], 60 * 3)
 
+    # Fault: with requests of one block the cache that is chosen has one block, so that one runs at
+    # a time; or more continuations than run at once do not count.
+    def test_chosen_kv_cache_of_short_requests(self):
+        for arguments, num_sequences in (
+                (["--requests", "64", "--prompt-tokens", "3", "--output-tokens", "10"], 8),
+                (["--requests", "4", "--n", "20", "--prompt-tokens", "10", "--output-tokens", "6"],
+                 64),
+                (["--requests", "200", "--concurrency", "200", "--prompt-tokens", "1",
+                  "--output-tokens", "1", "--max-running", "100"], 100)):
+            engine = self.bench(*arguments)["engine"]
+            self.assertGreaterEqual(engine["kv_num_blocks"], num_sequences, arguments)
+            self.assertEqual(engine["max_running"], max(num_sequences, 64), arguments)
+        engine = self.bench("--requests", "1", "--prompt-tokens", "1", "--output-tokens", "1",
+                            "--concurrency", "1", "--max-running", "7")["engine"]
+        self.assertEqual(engine["max_running"], 7)
+
     # Fault: less KV cache than the requests need hangs, fails them, or loses tokens.
     def test_small_kv_cache(self):
         result = self.bench("--requests", "6", "--concurrency", "6", "--prompt-tokens", "8",
@@ -197,10 +221,29 @@ class Loads(BenchTestCase):
                 self.assertEqual(result["output_tokens"], 16)
             self.assertAlmostEqual(
                 pair["cost_percent"],
-                100 * (pair["off"]["output_tokens_per_s"] / pair["on"]["output_tokens_per_s"] - 1),
+                100 * (1 - pair["on"]["output_tokens_per_s"] / pair["off"]["output_tokens_per_s"]),
                 delta=1e-3)
-        self.assertAlmostEqual(comparison["cost_percent"], statistics.median(
-            pair["cost_percent"] for pair in comparison["pairs"]), delta=1e-6)
+        costs = [pair["cost_percent"] for pair in comparison["pairs"]]
+        self.assertAlmostEqual(comparison["cost_percent"], statistics.median(costs), delta=1e-6)
+        self.assertEqual((comparison["cost_min_percent"], comparison["cost_max_percent"]),
+                         (min(costs), max(costs)))
+        self.assertEqual(comparison["is_noise"],
+                         max(costs) - min(costs) > abs(statistics.median(costs)))
+
+    # Fault: the table shows a cost without how it is computed or how sure it is.
+    def test_compare_invariant_table(self):
+        path = self.path("report.json")
+        result = run("bench", "engine", "--requests", "4", "--output-tokens", "4",
+                     "--compare-invariant", "--json", path)
+        self.assert_ok(result)
+        text = result.stdout.decode()
+        with open(path, encoding="utf-8") as file:
+            comparison = json.load(file)["compare_invariant"]
+        median, least, most = (f"{comparison[key + '_percent']:.2f} %"
+                               for key in ("cost", "cost_min", "cost_max"))
+        self.assertIn(f"{median}, min {least}, max {most}", text)
+        self.assertIn("(off - on) / off", text)
+        self.assertEqual("\nnoise: " in text, comparison["is_noise"])
 
 
 class Traces(BenchTestCase):
@@ -231,6 +274,37 @@ class Traces(BenchTestCase):
             self.assertEqual(report["result"]["output_tokens"], 21)
         result = run("bench", "engine", "--trace", "-", "--json", "-", input=AZURE.encode())
         self.assertEqual(json.loads(result.stdout)["result"]["completed"], 3)
+
+    # Fault: times that are not used are asked for, or read all the same.
+    def test_unused_times(self):
+        for content in ("prompt_tokens,output_tokens\n37,4\n9,6\n",
+                        "arrival_s,prompt_tokens,output_tokens,arrival_ms\n5,37,4,x\n3,9,6,\n"):
+            path = self.write("trace.csv", content)
+            for option in ("--concurrency", "--rate"):
+                result = self.bench("--trace", path, option, "100")["result"]
+                self.assertEqual((result["prompt_tokens"], result["output_tokens"]), (46, 10))
+        self.assert_refused("prompt_tokens,output_tokens\n37,4\n", "line 1", "arrival_s")
+
+    # Fault: a byte order mark or quotes become part of a field, or a comma in quotes ends it.
+    def test_byte_order_mark_and_quotes(self):
+        own = ('\ufeff"arrival_s",note, "prompt_tokens" ,"output_tokens"\r\n'
+               '"0","a, ""b"", c","37","4"\r\n0,,9,6\r\n"0.01","", "5" ,11\r\n')
+        for content in (own, "\ufeff" + AZURE):
+            result = self.bench("--trace", self.write("trace.csv", content))["result"]
+            self.assertEqual((result["completed"], result["prompt_tokens"],
+                              result["output_tokens"]), (3, 51, 21))
+        self.assert_refused("\ufeff", "an empty file")
+        header = "arrival_s,prompt_tokens,output_tokens\n"
+        for line, column in (('1,"2,3', 2), ('1,"2"x,3', 2), ('"1""', 1), ('1,2,"', 3)):
+            self.assert_refused(f"{header}{line}\n", f"line 2, column {column}: expected",
+                                "quoted")
+        self.assert_refused('"arrival_s\n', "line 1, column 1: expected", "quoted")
+
+    # Fault: a time that is too late is said to be below 0.
+    def test_late_times(self):
+        for name, expected in (("arrival_s", "[0, 9e9] s"), ("arrival_ms", "[0, 9e12] ms")):
+            self.assert_refused(f"{name},prompt_tokens,output_tokens\n1e308,1,1\n",
+                                f"line 2, column 1 ({name})", expected, '"1e308"')
 
     # Fault: a wrong line is skipped, or the message does not tell which and why.
     def test_bad_traces(self):
@@ -270,6 +344,17 @@ class Traces(BenchTestCase):
         result = self.bench("--requests", "2", "-c", "30", "--clip")["result"]
         self.assertEqual((result["prompt_tokens"], result["output_tokens"]), (2, 58))
 
+    # Fault: the lengths that are shown with --clip are those before the cut, without a word.
+    def test_clipped_load(self):
+        path = self.path("report.json")
+        arguments = ["--requests", "3", "--prompt-tokens", "20", "--output-tokens", "5", "--clip",
+                     "--json", path]
+        for size, num_cut in (("12", 3), ("25", 0)):
+            text = run("bench", "engine", "-c", size, *arguments).stdout.decode()
+            self.assertEqual(f"{num_cut} cut to {size} together" in text, num_cut > 0, text)
+            with open(path, encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["load"]["cut"], num_cut)
+
 
 class Reports(BenchTestCase):
     # Fault: the table leaves out what the JSON has, or goes into the same stream.
@@ -290,6 +375,16 @@ class Reports(BenchTestCase):
         self.assertIn("(20 tokens)", text)
         self.assertRegex(text, rf"(?m)^TTFT +{report['result']['ttft_ms']['mean']:.3f} ")
 
+    # Fault: one of a thing is shown as many.
+    def test_singular(self):
+        result = run("bench", "engine", "--requests", "1", "--prompt-tokens", "1",
+                     "--output-tokens", "1", "--kv-tokens", "2", "--max-running", "1")
+        self.assert_ok(result)
+        text = result.stdout.decode()
+        for words in ("1 KV block of", "at most 1 sequence and 2 tokens", " 1 request,",
+                      "prompts of 1 token, outputs of 1", "(1 token)"):
+            self.assertIn(words, text)
+
     # Fault: a second report is written behind the first.
     def test_json_is_replaced(self):
         path = self.write("report.json", "x" * 10000)
@@ -305,32 +400,65 @@ class Reports(BenchTestCase):
         result = run("bench", "engine", "--requests", "1", "--json", "/dev/full")
         self.assert_error(result, 1, "/dev/full", "No space left")
 
-    # Fault: Ctrl-C loses what was measured, or waits for the end of the load.
-    def test_interrupt(self):
+    def interrupt(self, until, *arguments):
+        """The table and the JSON of a run that gets SIGINT once `until` is shown."""
         terminal, stderr = open_terminal(self)
         path = self.path("report.json")
-        with subprocess.Popen([IMBREX, "bench", "engine", "--requests", "1000000",
-                               "--prompt-tokens", "4", "--output-tokens", "4", "--json", path],
+        with subprocess.Popen([IMBREX, "bench", "engine", *arguments, "--json", path],
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=stderr) as process:
             self.addCleanup(process.kill)
             os.close(stderr)
             shown = b""
-            # The warm-up shows none of these.
-            while b" of 1000000 requests" not in shown:
+            while not re.search(until, shown):
                 shown += os.read(terminal, 4096)
             process.send_signal(signal.SIGINT)
             text = process.communicate(timeout=TIMEOUT_S)[0].decode()
         os.close(terminal)
         self.assertEqual(process.returncode, 130, text)
         self.assertIn("ended early by a signal", text)
+        self.assertRegex(text, r"(?m)^duration .* s, until the signal$")
         with open(path, encoding="utf-8") as file:
             report = json.load(file)
         self.assertTrue(report["interrupted"])
-        self.assert_consistent(report, report["result"])
-        self.assertGreater(report["result"]["cancelled"], 0)
         self.assertEqual(report["result"]["failed"], 0)
-        self.assertEqual(report["result"]["output_tokens"], 4 * report["result"]["completed"])
+        return text, report
+
+    # Fault: Ctrl-C loses what was measured, or waits for the end of the load.
+    def test_interrupt(self):
+        # The warm-up shows none of these.
+        _, report = self.interrupt(rb" of 1000000 requests", "--requests", "1000000",
+                                   "--prompt-tokens", "4", "--output-tokens", "4")
+        result = report["result"]
+        self.assert_consistent(report, result)
+        self.assertGreater(result["cancelled"], 0)
+        self.assertEqual(result["output_tokens"],
+                         4 * result["completed"] + result["unfinished_output_tokens"])
+
+    # Fault: the steps of requests that a signal ends are counted, but not their tokens, their time
+    # or their part in what ran.
+    def test_interrupted_requests(self):
+        text, report = self.interrupt(rb"0 of 3 requests, 3 running", "--requests", "3",
+                                      "--warmup", "0", "--prompt-tokens", "5", "--output-tokens",
+                                      "50000", "-c", "50005", "--kv-tokens", "50005")
+        result = report["result"]
+        self.assertEqual((result["completed"], result["cancelled"]), (0, 3))
+        self.assertGreater(result["output_tokens"], 0)
+        self.assertEqual(result["unfinished_output_tokens"], result["output_tokens"])
+        self.assertEqual(result["unfinished_prompt_tokens"], result["prompt_tokens"])
+        self.assertGreater(result["mean_running"], 0)
+        self.assertIn(f"{result['output_tokens']} of unfinished requests", text)
+
+    # Fault: the time between the last request that ended and the signal is left out.
+    def test_interrupted_pause(self):
+        trace = self.write("trace.csv", "arrival_s,prompt_tokens,output_tokens\n0,3,1\n9e5,3,1\n")
+        text, report = self.interrupt(rb"1 of 2 requests, 0 running", "--trace", trace, "--warmup",
+                                      "0")
+        result = report["result"]
+        self.assertEqual((result["completed"], result["cancelled"]), (1, 1))
+        # Both begin with the load; the slack is what JSON rounds away.
+        self.assertGreater(1e3 * result["duration_s"], result["end_to_end_ms"]["max"] + 1e-5)
+        self.assertNotIn("of unfinished requests", text)
 
 
 class Mistakes(TestCase):
@@ -371,6 +499,19 @@ class Mistakes(TestCase):
                            "lognormal:nan,1", "lognormal:9,1,", "normal:9,1", "99999999999999999"):
                 self.assert_refused(option, length, [f"{option}: expected N, MIN-MAX or "
                                                      "lognormal:MEAN,SIGMA", f'found "{length}"'])
+
+    # Fault: a value is refused with a range that it is in, by a name that is no option's, or with
+    # the name of no file.
+    def test_values(self):
+        self.assert_refused("--rate", "1e-300", ["--rate", "[1e-06, 1e+06]", '"1e-300"'])
+        self.assert_refused("--speed", "1e-300", ["--speed", "[1e-06, 1e+06]"])
+        self.assert_refused("--slo-ttft", "1e-300", ["--slo-ttft", "[1e-06, 1e+09]"])
+        self.assert_refused("--slo-itl", "1e-300", ["--slo-itl", "[1e-06, 1e+09]"])
+        self.assert_refused("--max-running", "4097", ["--max-running", "[1, 4096]", "4097"])
+        self.assert_refused("--max-step-tokens", "65537", ["--max-step-tokens", "[1, 65536]"])
+        self.assert_refused("--kv-tokens", "191", ["--kv-tokens", "192", "191"])
+        self.assert_refused("--json", "", ["--json", "name of a file", '""'])
+        self.assert_refused("--trace", "", ["--trace", "name of a file", '""'])
 
     # Fault: options that contradict each other are resolved by chance.
     def test_contradictions(self):
