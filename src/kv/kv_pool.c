@@ -29,8 +29,9 @@ enum imbrex_status kv_pool_create(int32_t num_blocks, struct kv_pool *pool,
     created.free_idx = calloc((size_t)num_blocks, sizeof(*created.free_idx));
     created.num_users = calloc((size_t)num_blocks, sizeof(*created.num_users));
     created.num_pins = calloc((size_t)num_blocks, sizeof(*created.num_pins));
+    created.is_kept = calloc((size_t)num_blocks, sizeof(*created.is_kept));
     if (created.free_blocks == NULL || created.free_idx == NULL || created.num_users == NULL ||
-        created.num_pins == NULL) {
+        created.num_pins == NULL || created.is_kept == NULL) {
         kv_pool_destroy(&created);
         return error_out_of_memory(err, "the list of KV blocks",
                                    (size_t)num_blocks * sizeof(*created.free_blocks));
@@ -49,18 +50,33 @@ void kv_pool_destroy(struct kv_pool *pool)
     free(pool->free_idx);
     free(pool->num_users);
     free(pool->num_pins);
+    free(pool->is_kept);
     *pool = (struct kv_pool){0};
 }
 
-static void give_back(struct kv_pool *pool, int32_t block_idx)
+static void make_free(struct kv_pool *pool, int32_t block_idx)
 {
     pool->free_blocks[pool->num_free] = block_idx;
     pool->free_idx[block_idx] = pool->num_free;
     pool->num_free++;
 }
 
+/* Neither user nor pin is left. */
+static void give_back(struct kv_pool *pool, int32_t block_idx)
+{
+    if (pool->is_kept[block_idx]) {
+        pool->num_cached++;
+        pool->keeper.idle(pool->keeper.user, block_idx);
+    } else {
+        make_free(pool, block_idx);
+    }
+}
+
 enum imbrex_status kv_pool_acquire(struct kv_pool *pool, int32_t *block_idx)
 {
+    if (pool->num_free == 0 && pool->num_cached > 0) {
+        pool->keeper.make_room(pool->keeper.user);
+    }
     if (pool->num_free == 0) {
         return IMBREX_STATUS_CAPACITY;
     }
@@ -74,8 +90,17 @@ enum imbrex_status kv_pool_acquire(struct kv_pool *pool, int32_t *block_idx)
 
 void kv_pool_retain(struct kv_pool *pool, int32_t block_idx)
 {
-    assert(pool->num_users[block_idx] > 0);
+    assert(pool->free_idx[block_idx] == -1);
     pool->num_users[block_idx]++;
+    if (pool->num_users[block_idx] > 1) {
+        return;
+    }
+    if (pool->num_pins[block_idx] > 0) {
+        pool->num_pinned--;
+    } else {
+        pool->num_cached--;
+        pool->keeper.busy(pool->keeper.user, block_idx);
+    }
 }
 
 void kv_pool_release(struct kv_pool *pool, int32_t block_idx)
@@ -114,21 +139,49 @@ void kv_pool_unpin(struct kv_pool *pool, int32_t block_idx)
     }
 }
 
+void kv_pool_keep(struct kv_pool *pool, int32_t block_idx)
+{
+    assert(pool->keeper.idle != NULL && pool->num_users[block_idx] > 0);
+    assert(!pool->is_kept[block_idx]);
+    pool->is_kept[block_idx] = true;
+}
+
+void kv_pool_forget(struct kv_pool *pool, int32_t block_idx)
+{
+    assert(pool->is_kept[block_idx]);
+    bool is_cached = kv_pool_is_cached(pool, block_idx);
+    pool->is_kept[block_idx] = false;
+    if (is_cached) {
+        pool->num_cached--;
+        make_free(pool, block_idx);
+    }
+}
+
+bool kv_pool_is_cached(const struct kv_pool *pool, int32_t block_idx)
+{
+    return pool->is_kept[block_idx] && pool->num_users[block_idx] == 0 &&
+           pool->num_pins[block_idx] == 0;
+}
+
 bool kv_pool_check(const struct kv_pool *pool)
 {
-    int32_t num_used = 0, num_pinned = 0;
+    int32_t num_used = 0, num_cached = 0, num_pinned = 0;
     for (int32_t block_idx = 0; block_idx < pool->num_blocks; block_idx++) {
         int32_t i = pool->free_idx[block_idx];
         int32_t num_users = pool->num_users[block_idx], num_pins = pool->num_pins[block_idx];
-        if (num_users < 0 || num_pins < 0 || (i == -1) != (num_users + num_pins > 0)) {
+        bool is_used = num_users + num_pins > 0;
+        if (num_users < 0 || num_pins < 0 || (i == -1) != (is_used || pool->is_kept[block_idx])) {
             return false;
         }
-        if (i == -1) {
+        if (is_used) {
             num_used++;
             num_pinned += num_users == 0;
+        } else if (i == -1) {
+            num_cached++;
         } else if (i < 0 || i >= pool->num_free || pool->free_blocks[i] != block_idx) {
             return false;
         }
     }
-    return num_used + pool->num_free == pool->num_blocks && num_pinned == pool->num_pinned;
+    return num_used + num_cached + pool->num_free == pool->num_blocks &&
+           num_cached == pool->num_cached && num_pinned == pool->num_pinned;
 }
