@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* imbrex: replaying request traces through the engine's own prefix cache. For each trace, capacity
+ * and policy: what was found, beside the clairvoyant optimum and the infinite cache.
+ *
+ * A trace holds no text: arrival times, token counts, block ids. A simple service model gives the
+ * times at which requests are admitted and end: a first-come queue, a number of slots, one prefill
+ * server of so many uncached tokens a second, a constant time for each output token.
+ *
+ *   frozen  the timeline is recorded under lru and is the same for every policy, MIN too: order,
+ *           pins and queue are equal, so that a policy's share of the way from lru to MIN (its
+ *           closure) means something
+ *   live    the policy's hits shorten its own queue; there is no MIN then */
+#ifndef IMBREX_KV_H
+#define IMBREX_KV_H
+
+#include "imbrex.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The idx'th policy that a name may be given for, NULL beyond the last: "lru" first. Static. */
+IMBREX_API const char *imbrex_kv_policy_name(int32_t policy_idx);
+
+struct imbrex_kv_sim_progress {
+    const char *step;           /* "reading", "calibrating", "replaying"; static */
+    const char *trace, *policy; /* policy: NULL while there is none */
+    double done;                /* of the whole run, 0 to 1 */
+};
+/* Returns false to end the run: CANCELLED. */
+typedef bool imbrex_kv_sim_progress_fn(void *user, const struct imbrex_kv_sim_progress *progress);
+
+struct imbrex_kv_sim_options {
+    /* [num_traces] paths: Mooncake or Bailian jsonl, WEKA jsonl; also compressed (.zst). The format
+     * is found by looking. "-": standard input. */
+    const char *const *traces;
+    size_t num_traces;
+    const char *starts; /* file with the start of each session in s, one a line (WEKA); NULL: drawn
+                         * uniformly over session_span_s with the seed */
+    double session_span_s;       /* 28800 */
+    const char *const *policies; /* [num_policies] names; "lru" runs always. NULL: all */
+    size_t num_policies;
+    const int64_t *capacities; /* [num_capacities] tokens */
+    size_t num_capacities;
+    int32_t block_size;          /* tokens; a multiple of the trace's; 512 */
+    int32_t num_slots;           /* requests that run at once; 64 */
+    double prefill_tokens_per_s; /* uncached; 0: found by bisection for target_queue */
+    double target_queue;         /* mean number waiting under lru, seen at arrival; 0.3 */
+    double decode_s_per_token;   /* 0: 0.02 for chat traces, 0.01 for agents' */
+    uint64_t seed;
+    double warm; /* share of the requests that are not scored, only learned from; 0.5 */
+    bool is_live;
+    /* "Will it return" hints, made from the trace's future and wrong with this probability; < 0: no
+     * hints. */
+    double hint_error;
+    /* Rows for `predictive` with one component off each, beside the whole. */
+    bool has_ablations;
+    imbrex_kv_sim_progress_fn *progress;
+    void *user;
+};
+
+IMBREX_API struct imbrex_kv_sim_options imbrex_kv_sim_options_default(void);
+
+/* Of times in s. */
+struct imbrex_kv_sim_spread {
+    double mean, p50, p90, p99;
+};
+
+/* One policy on one trace at one capacity. Rates in [0, 1], of tokens of scored requests. */
+struct imbrex_kv_sim_row {
+    const char *trace;  /* file name without folders */
+    const char *policy; /* "lru", ..., "predictive -queue" (an ablation), "MIN", "infinite" */
+    int64_t capacity_tokens;
+    bool is_live;
+    double prefill_tokens_per_s;
+    double hit_rate;
+    double closure;    /* (hit_rate - lru) / (MIN - lru), NaN without MIN or where they are equal */
+    double mean_queue; /* waiting requests seen at arrival */
+    /* s; of the frozen timeline: what the hits would have given. */
+    struct imbrex_kv_sim_spread ttft;
+    int64_t num_requests, num_blocks; /* scored requests; accesses of all */
+    int64_t num_evicted;
+    double accesses_per_s;                      /* of the replay, on this machine */
+    size_t state_bytes;                         /* the policy's, at its largest */
+    double prefetch_precision, prefetch_recall; /* of the planner; NaN: the policy plans nothing */
+};
+
+struct imbrex_kv_sim_trace {
+    const char *trace, *format; /* "mooncake", "weka", "bailian" */
+    int64_t num_requests, num_sessions, num_blocks, num_tokens;
+    int32_t trace_block_size;
+    double span_s;
+    int64_t num_bad_lines, first_bad_line; /* lines skipped; the first one's number, 1-based */
+    char first_bad_reason[160];
+};
+
+/* What a run gave, in the order of the options: by trace, capacity, policy; MIN and infinite last
+ * of each capacity. One allocation for all of it: imbrex_free(result). */
+struct imbrex_kv_sim_result {
+    const struct imbrex_kv_sim_trace *traces; /* [num_traces] */
+    size_t num_traces;
+    const struct imbrex_kv_sim_row *rows; /* [num_rows] */
+    size_t num_rows;
+};
+
+/*   UNSUPPORTED  a trace without block ids (Azure, BurstGPT), by name; .zst without libzstd
+ *   FORMAT       no line of a trace can be read; the message has the first line's number and reason
+ *   NOT_FOUND    no such file or policy */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kv_sim_run(
+    const struct imbrex_kv_sim_options *options, struct imbrex_kv_sim_result **result,
+    struct imbrex_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

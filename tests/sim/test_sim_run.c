@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <string.h>
+
+#include "imbrex_kv.h"
+#include "tests/test.h"
+
+#define TRACES "tests/sim/traces/"
+
+static const char *const traces[] = {TRACES "mooncake_excerpt.jsonl", TRACES "weka_excerpt.jsonl"};
+static const int64_t capacities[] = {153600, 512000};
+
+static struct imbrex_kv_sim_options small_options(void)
+{
+    struct imbrex_kv_sim_options options = imbrex_kv_sim_options_default();
+
+    options.traces = traces;
+    options.num_traces = 2;
+    options.capacities = capacities;
+    options.num_capacities = 2;
+    options.seed = 1;
+    return options;
+}
+
+static bool count_calls(void *user, const struct imbrex_kv_sim_progress *progress)
+{
+    double *last = user;
+
+    if (progress->step == NULL || progress->trace == NULL || progress->done < *last - 1e-9 ||
+        progress->done > 1 + 1e-9) {
+        *last = 1e9;
+    } else {
+        *last = progress->done;
+    }
+    return true;
+}
+
+static bool end_at_half(void *user, const struct imbrex_kv_sim_progress *progress)
+{
+    (void)user;
+    return progress->done < 0.5;
+}
+
+/* Catches: rows that are missing, in another order or named wrongly; closures that do not go from
+ * 0 at lru to 1 at MIN; a row above MIN; a search that misses its queue; progress that goes back.
+ */
+static void test_rows(void **state)
+{
+    (void)state;
+    static const char *const policies[] = {"predictive", "lru", "arc"};
+    static const char *const names[] = {"lru",
+                                        "predictive",
+                                        "predictive -queue",
+                                        "predictive -table",
+                                        "predictive -guard",
+                                        "predictive -hints",
+                                        "arc",
+                                        "MIN",
+                                        "infinite"};
+    enum { NUM_NAMES = sizeof(names) / sizeof(names[0]) };
+    struct imbrex_kv_sim_options options = small_options();
+    struct imbrex_kv_sim_result *result = NULL;
+    struct imbrex_error err = {0};
+    double last = 0;
+
+    options.policies = policies;
+    options.num_policies = 3;
+    options.has_ablations = true;
+    options.hint_error = 0.1;
+    options.progress = count_calls;
+    options.user = &last;
+    if (imbrex_kv_sim_run(&options, &result, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    assert_true(last > 0.9 && last <= 1);
+    assert_int_equal(result->num_traces, 2);
+    assert_string_equal(result->traces[0].trace, "mooncake_excerpt.jsonl");
+    assert_string_equal(result->traces[0].format, "mooncake");
+    assert_string_equal(result->traces[1].format, "weka");
+    assert_int_equal(result->traces[0].num_requests, 60);
+    assert_int_equal(result->num_rows, 2 * 2 * NUM_NAMES);
+    for (size_t i = 0; i < result->num_rows; i++) {
+        const struct imbrex_kv_sim_row *row = &result->rows[i], *first = row - i % NUM_NAMES;
+        const struct imbrex_kv_sim_row *min = first + NUM_NAMES - 2, *infinite = min + 1;
+        assert_string_equal(row->policy, names[i % NUM_NAMES]);
+        assert_string_equal(row->trace, result->traces[i / (2 * NUM_NAMES)].trace);
+        assert_int_equal(row->capacity_tokens, capacities[i / NUM_NAMES % 2]);
+        assert_true(row->hit_rate >= 0 && row->hit_rate <= infinite->hit_rate);
+        assert_true(row == infinite || row->hit_rate <= min->hit_rate);
+        assert_int_equal(row->num_blocks, result->traces[i / (2 * NUM_NAMES)].num_blocks);
+        assert_true(row->ttft.p50 <= row->ttft.p90 && row->ttft.p90 <= row->ttft.p99);
+        assert_true(row->prefill_tokens_per_s == first->prefill_tokens_per_s);
+        assert_true(isnan(row->prefetch_precision));
+        if (min->hit_rate > first->hit_rate) {
+            assert_true(first->closure == 0 && min->closure == 1);
+        } else {
+            assert_true(isnan(row->closure));
+        }
+    }
+    assert_int_equal(result->rows[0].num_requests, 30);
+    imbrex_free(result);
+}
+
+/* Catches: a live run with a MIN, without its infinite cache, or whose fast server still queues. */
+static void test_live(void **state)
+{
+    (void)state;
+    struct imbrex_kv_sim_options options = small_options();
+    struct imbrex_kv_sim_result *result = NULL;
+    struct imbrex_error err = {0};
+    size_t num_policies = 0;
+
+    while (imbrex_kv_policy_name((int32_t)num_policies) != NULL) {
+        num_policies++;
+    }
+    assert_string_equal(imbrex_kv_policy_name(0), "lru");
+    options.capacities = (const int64_t[]){4000000, 8000000};
+    options.is_live = true;
+    options.prefill_tokens_per_s = 1e9;
+    if (imbrex_kv_sim_run(&options, &result, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    assert_int_equal(result->num_rows, 2 * 2 * (num_policies + 1));
+    for (size_t i = 0; i < result->num_rows; i++) {
+        assert_true(result->rows[i].is_live && isnan(result->rows[i].closure));
+        assert_true(result->rows[i].mean_queue < 1);
+        assert_true(result->rows[i].ttft.mean < 0.1);
+        assert_string_not_equal(result->rows[i].policy, "MIN");
+    }
+    assert_string_equal(result->rows[num_policies].policy, "infinite");
+    imbrex_free(result);
+}
+
+/* Catches: options that are not checked, a run that cannot be ended, a result that is touched when
+ * there is none. */
+static void test_refused(void **state)
+{
+    (void)state;
+    static const char *const nothing[] = {TRACES "nothing.jsonl"},
+                             *const text[] = {TRACES "README.md"}, *const best[] = {"best"};
+    static const int64_t too_small[] = {511};
+    struct imbrex_kv_sim_result *const untouched = (struct imbrex_kv_sim_result *)&state;
+
+    for (int32_t i = 0; i < 14; i++) {
+        struct imbrex_kv_sim_options options = small_options();
+        struct imbrex_kv_sim_result *result = untouched;
+        struct imbrex_error err = {0};
+        enum imbrex_status expected = IMBREX_STATUS_INVALID_ARGUMENT;
+        switch (i) {
+        case 0:
+            options.num_traces = 0;
+            break;
+        case 1:
+            options.num_capacities = 0;
+            break;
+        case 2:
+            options.capacities = too_small;
+            options.num_capacities = 1;
+            break;
+        case 3:
+            options.num_slots = 0;
+            break;
+        case 4:
+            options.warm = 1;
+            break;
+        case 5:
+            options.warm = (double)NAN;
+            break;
+        case 6:
+            options.target_queue = 0;
+            break;
+        case 7:
+            options.hint_error = 1.5;
+            break;
+        case 8:
+            options.block_size = 100;
+            break;
+        case 9:
+            options.traces = nothing;
+            options.num_traces = 1;
+            expected = IMBREX_STATUS_NOT_FOUND;
+            break;
+        case 10:
+            options.traces = text;
+            options.num_traces = 1;
+            expected = IMBREX_STATUS_FORMAT;
+            break;
+        case 11:
+            options.policies = best;
+            options.num_policies = 1;
+            expected = IMBREX_STATUS_NOT_FOUND;
+            break;
+        case 12:
+            options.starts = nothing[0];
+            expected = IMBREX_STATUS_NOT_FOUND;
+            break;
+        default:
+            options.progress = end_at_half;
+            expected = IMBREX_STATUS_CANCELLED;
+        }
+        assert_int_equal(imbrex_kv_sim_run(&options, &result, &err), expected);
+        assert_ptr_equal(result, untouched);
+        assert_int_not_equal(err.message[0], '\0');
+    }
+}
+
+int run_sim_run_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_live),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests_name("sim_run", tests, NULL, NULL);
+}
