@@ -339,6 +339,9 @@ struct imbrex_engine_options {
     /* Chunks of a prompt begin on the edges of KV blocks: where a kernel's order of summation
      * depends on the chunk, a request's bits then depend on nothing but the request. */
     bool batch_invariant;
+    /* Which KV blocks of finished requests stay for those with the same beginning: a name that
+     * imbrex_kv_policy_name gives; NULL: "lru"; "none": none stay. */
+    const char *kv_policy;
     uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
     imbrex_range_begin_fn *range_begin; /* NULL: none */
     imbrex_range_end_fn *range_end;
@@ -599,6 +602,7 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_request_prompt_logprobs(
 struct imbrex_request_metrics {
     int32_t num_prompt_tokens;
     int32_t num_generated_tokens; /* of all choices, end tokens counted */
+    int32_t num_cached_tokens;    /* of the prompt, found in the prefix cache */
     int32_t num_preemptions;      /* times its KV blocks were taken away */
     int64_t queue_ns;             /* submit to the first step, or to the end without one */
     int64_t prefill_ns;           /* first step to the first token, or to the end without one */
@@ -633,11 +637,14 @@ struct imbrex_engine_metrics {
     uint64_t num_prompt_tokens;           /* computed, recomputed ones counted again */
     uint64_t num_generated_tokens;
     uint64_t num_preemptions;
+    /* Prompt tokens that the prefix cache was asked for, and those it had; of each request the
+     * first time that it ran. */
+    uint64_t num_queried_tokens, num_cached_tokens;
     uint64_t num_steps, num_failed_steps;
     uint64_t num_bad_logits; /* rows that were not finite */
     /* Now. */
-    int64_t num_running, num_waiting; /* sequences */
-    int64_t kv_num_blocks, kv_num_free;
+    int64_t num_running, num_waiting;   /* sequences */
+    int64_t kv_num_blocks, kv_num_free; /* free: those that can be given out, cached ones too */
     /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
      * pass: planning, sampling, events. */
     struct imbrex_histogram ttft, itl, queue_time, step_time, forward_time, overhead;

@@ -10,6 +10,7 @@
 bool batch_max_bytes(const struct batch_limits *limits, size_t *num_bytes)
 {
     size_t max_tokens = (size_t)limits->max_tokens;
+    size_t max_ids = max_tokens + (size_t)limits->max_history;
     size_t max_seqs = (size_t)limits->max_seqs;
     size_t max_samples = (size_t)limits->max_samples;
     size_t max_bias;
@@ -19,9 +20,11 @@ bool batch_max_bytes(const struct batch_limits *limits, size_t *num_bytes)
         return false;
     }
     struct arena arena = {0};
-    for (int32_t i = 0; i < 5; i++) { /* token_ids .. seq_idx */
-        (void)arena_take(&arena, max_tokens, sizeof(int32_t));
-    }
+    (void)arena_take(&arena, max_ids, sizeof(int32_t));      /* token_ids */
+    (void)arena_take(&arena, max_ids, sizeof(int32_t));      /* positions */
+    (void)arena_take(&arena, max_tokens, sizeof(int32_t));   /* slot_mapping */
+    (void)arena_take(&arena, max_ids, sizeof(int32_t));      /* history_slots */
+    (void)arena_take(&arena, max_tokens, sizeof(int32_t));   /* seq_idx */
     (void)arena_take(&arena, max_seqs + 1, sizeof(int32_t)); /* query_begin */
     (void)arena_take(&arena, max_seqs, sizeof(int32_t));     /* seq_lens */
     (void)arena_take(&arena, max_table, sizeof(int32_t));
@@ -64,16 +67,18 @@ static void place_arrays(const struct step_plan *plan, struct batch_layout *layo
         int32_t num_scored = batch_num_scored(row);
         layout->max_blocks = num_blocks > layout->max_blocks ? num_blocks : layout->max_blocks;
         layout->num_tokens += row->num_tokens;
+        layout->num_history += row->num_history;
         layout->num_logits_rows += num_scored + (row->num_draws > 0 ? 1 : 0);
         layout->num_samples += num_scored + row->num_draws;
     }
     layout->num_seqs = plan->num_rows;
     size_t num_tokens = (size_t)layout->num_tokens;
+    size_t num_ids = num_tokens + (size_t)layout->num_history;
     size_t num_seqs = (size_t)layout->num_seqs;
-    layout->token_ids = append_array(layout, num_tokens, sizeof(int32_t));
-    layout->positions = append_array(layout, num_tokens, sizeof(int32_t));
+    layout->token_ids = append_array(layout, num_ids, sizeof(int32_t));
+    layout->positions = append_array(layout, num_ids, sizeof(int32_t));
     layout->slot_mapping = append_array(layout, num_tokens, sizeof(int32_t));
-    layout->history_slots = append_array(layout, num_tokens, sizeof(int32_t));
+    layout->history_slots = append_array(layout, num_ids, sizeof(int32_t));
     layout->seq_idx = append_array(layout, num_tokens, sizeof(int32_t));
     layout->query_begin = append_array(layout, num_seqs + 1, sizeof(int32_t));
     layout->seq_lens = append_array(layout, num_seqs, sizeof(int32_t));
@@ -183,6 +188,17 @@ void batch_fill(const struct step_plan *plan, const struct batch_limits *limits,
         }
     }
     query_begin[plan->num_rows] = token;
+    int32_t id = token;
+    for (int32_t row_idx = 0; row_idx < plan->num_rows; row_idx++) {
+        const struct step_row *row = &plan->rows[row_idx];
+        for (int32_t position = 0; position < row->num_history; position++, id++) {
+            token_ids[id] = source->token_id(row->sequence, position);
+            positions[id] = position;
+            history_slots[id] = row->slot;
+            assert(token_ids[id] >= 0);
+        }
+    }
+    assert(id == token + placed.num_history && placed.num_history <= limits->max_history);
     assert(token == placed.num_tokens && logits_row == placed.num_logits_rows);
     assert(writer.num_rows == placed.num_samples);
     placed.num_bias = writer.num_bias;

@@ -3,10 +3,14 @@
  * host fills it, packed: arrays follow each other at the next multiple of 64 bytes, and only what
  * the step uses is copied.
  *
- *   token_ids       [num_tokens]  negative: sampled by an earlier step, the device knows it
- *   positions       [num_tokens]  in the sequence
+ * Behind the step's num_tokens there are num_history ids more for the history only: the cache has
+ * these tokens.
+ *
+ *   token_ids       [num_tokens + num_history]  negative: sampled by an earlier step, the device
+ *                   knows it
+ *   positions       [num_tokens + num_history]  in the sequence
  *   slot_mapping    [num_tokens]  KV slot (block * block_size + offset) that the token fills
- *   history_slots   [num_tokens]  row of the token history
+ *   history_slots   [num_tokens + num_history]  row of the token history
  *   seq_idx         [num_tokens]  row of the arrays below
  *   query_begin     [num_seqs + 1]  tokens of sequence i are [query_begin[i], query_begin[i + 1])
  *   seq_lens        [num_seqs]    tokens in the cache after the step
@@ -26,13 +30,13 @@ struct batch_layout {
     size_t token_ids, positions, slot_mapping, history_slots, seq_idx;
     size_t query_begin, seq_lens, block_tables, logits_tokens, sample_rows, bias;
     size_t num_bytes;
-    int32_t num_tokens, num_seqs, max_blocks, num_logits_rows, num_samples, num_bias;
+    int32_t num_tokens, num_history, num_seqs, max_blocks, num_logits_rows, num_samples, num_bias;
     int32_t max_logprobs; /* the most alternatives that a row wants; 0: none */
 };
 
 /* The largest step an engine can have. */
 struct batch_limits {
-    int32_t max_tokens, max_seqs, max_blocks, max_samples;
+    int32_t max_tokens, max_history, max_seqs, max_blocks, max_samples;
 };
 
 /* Bytes that any step within the limits fits into; false if they do not fit size_t. */

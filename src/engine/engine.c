@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/thread_pool.h"
@@ -12,6 +13,7 @@
 #define DEFAULT_MAX_STEP_TOKENS 128
 #define DEFAULT_MAX_RUNNING 64
 #define DEFAULT_MAX_WAITING 1024
+#define DEFAULT_KV_POLICY "lru"
 #define DEFAULT_PRIORITY_STEP_NS 1000000000
 #define MAX_CONTEXT_SIZE (1 << 24)          /* tokens; int32 slots with room to spare */
 #define MAX_KV_CACHE_TOKENS (1 << 30)       /* tokens; slots are int32 */
@@ -63,9 +65,18 @@ static int32_t value_or(int32_t value, int32_t default_value)
     return value == 0 ? default_value : value;
 }
 
-static struct batch_limits limits_of(const struct imbrex_memory_plan *plan)
+/* NULL: no prefix cache. */
+static const char *policy_of(const struct imbrex_engine_options *options)
+{
+    const char *policy = options->kv_policy == NULL ? DEFAULT_KV_POLICY : options->kv_policy;
+    return strcmp(policy, "none") == 0 ? NULL : policy;
+}
+
+static struct batch_limits limits_of(const struct imbrex_engine_options *options,
+                                     const struct imbrex_memory_plan *plan)
 {
     return (struct batch_limits){.max_tokens = plan->max_step_tokens,
+                                 .max_history = policy_of(options) != NULL ? plan->context_size : 0,
                                  .max_seqs = plan->max_running,
                                  .max_blocks = num_blocks_for(plan->context_size),
                                  .max_samples = plan->max_step_tokens + IMBREX_MAX_CHOICES};
@@ -74,7 +85,7 @@ static struct batch_limits limits_of(const struct imbrex_memory_plan *plan)
 static struct executor_options executor_options_of(const struct imbrex_engine_options *options,
                                                    const struct imbrex_memory_plan *plan)
 {
-    return (struct executor_options){.limits = limits_of(plan),
+    return (struct executor_options){.limits = limits_of(options, plan),
                                      .context_size = plan->context_size,
                                      .num_blocks = plan->kv_num_blocks,
                                      .num_threads = plan->num_threads,
@@ -150,6 +161,34 @@ static enum imbrex_status init_locks(struct imbrex_engine *engine, struct imbrex
     return IMBREX_STATUS_OK;
 }
 
+static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine, const char *policy,
+                                              struct imbrex_error *err)
+{
+    const struct imbrex_memory_plan *plan = &engine->plan;
+    const struct kv_cache_options options = {
+        /* Preempted ones wait beside those that never ran; one too many runs without the cache. */
+        .max_requests = plan->max_waiting + 2 * plan->max_running,
+        .block_size = KV_BLOCK_SIZE,
+        .has_token_ids = true,
+        .policy = policy,
+        .policy_options = kv_policy_options_default(),
+    };
+    /* What one step fills: whole blocks of prompts, and the last tokens of others. */
+    size_t max_filled = (size_t)(plan->max_step_tokens / KV_BLOCK_SIZE) + (size_t)plan->max_running;
+    TRY(prefix_cache_create(engine->model, &options, &engine->kv_pool, &engine->prefix, err));
+    engine->prefix.metrics = &engine->metrics;
+    engine->scheduler.cache = prefix_scheduler_cache(&engine->prefix);
+    for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
+        struct flight *flight = &engine->flights[i];
+        flight->pinned_blocks = malloc(max_filled * sizeof(*flight->pinned_blocks));
+        if (flight->pinned_blocks == NULL) {
+            return error_out_of_memory(err, "pinned blocks",
+                                       max_filled * sizeof(*flight->pinned_blocks));
+        }
+    }
+    return IMBREX_STATUS_OK;
+}
+
 static enum imbrex_status create_parts(struct imbrex_engine *engine,
                                        const struct imbrex_engine_options *options,
                                        struct imbrex_error *err)
@@ -163,6 +202,7 @@ static enum imbrex_status create_parts(struct imbrex_engine *engine,
         .max_blocks = engine->limits.max_blocks,
         .priority_step_ns =
             options->priority_step_ns == 0 ? DEFAULT_PRIORITY_STEP_NS : options->priority_step_ns,
+        .max_step_history = engine->limits.max_history,
         .has_block_edges = options->batch_invariant && plan->max_step_tokens >= KV_BLOCK_SIZE,
     };
     if (engine->device == NULL) {
@@ -175,8 +215,13 @@ static enum imbrex_status create_parts(struct imbrex_engine *engine,
     for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
         TRY(step_plan_create(&scheduler_options, &engine->flights[i].plan, err));
     }
+    if (policy_of(options) != NULL) {
+        TRY(create_prefix_cache(engine, policy_of(options), err));
+    }
     engine->request_limits = (struct request_limits){
-        .context_size = plan->context_size, .priority_step_ns = scheduler_options.priority_step_ns};
+        .context_size = plan->context_size,
+        .priority_step_ns = scheduler_options.priority_step_ns,
+        .identity = engine->prefix.cache != NULL ? &engine->prefix.identity : NULL};
     return IMBREX_STATUS_OK;
 }
 
@@ -202,7 +247,7 @@ enum imbrex_status engine_create_on(struct imbrex_model *model,
     }
     created->model = model;
     created->plan = plan;
-    created->limits = limits_of(&plan);
+    created->limits = limits_of(options, &plan);
     created->device = device;
     created->range_begin = options->range_begin;
     created->range_end = options->range_end;
@@ -240,7 +285,9 @@ void imbrex_engine_destroy(struct imbrex_engine *engine)
            engine->ending.first == NULL);
     for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
         step_plan_destroy(&engine->flights[i].plan);
+        free(engine->flights[i].pinned_blocks);
     }
+    prefix_cache_destroy(&engine->prefix);
     scheduler_destroy(&engine->scheduler);
     kv_pool_destroy(&engine->kv_pool);
     executor_destroy(engine->executor);

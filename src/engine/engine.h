@@ -27,6 +27,8 @@ struct flight {
     struct step_plan plan;
     struct batch_layout layout;
     enum imbrex_status status; /* of its submission; not OK: there is nothing to collect */
+    int32_t *pinned_blocks;    /* [num_pinned_blocks] duplicates that it still reads */
+    int32_t num_pinned_blocks;
 };
 
 struct imbrex_engine {
@@ -43,6 +45,7 @@ struct imbrex_engine {
     struct executor *executor;
     struct kv_pool kv_pool;
     struct scheduler scheduler;
+    struct prefix_cache prefix;                    /* zeroed: none */
     struct flight flights[EXECUTOR_MAX_IN_FLIGHT]; /* ring: num_flights from first_flight on */
     int32_t first_flight, num_flights;
     struct request_list live;    /* have choices left, or are not known to the scheduler yet */

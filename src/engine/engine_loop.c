@@ -149,6 +149,7 @@ static int64_t take_inbox(struct imbrex_engine *engine)
     engine->inbox = (struct request_list){NULL, NULL};
     pthread_mutex_unlock(&engine->lock);
     int64_t now_ns = clock_now_ns();
+    engine->prefix.now_ns = now_ns;
     while (request != NULL) {
         struct imbrex_request *next = request->next;
         request_list_append(&engine->live, request);
@@ -347,6 +348,24 @@ static void take_results(struct imbrex_engine *engine, const struct flight *flig
     assert(result_idx == flight->layout.num_samples);
 }
 
+/* Blocks that the step has filled go into the prefix cache. Where the cache has a block of the same
+ * contents already, the sequence goes on with that one; a step in flight that was planned before
+ * reads the old one still. */
+static void keep_blocks(struct imbrex_engine *engine, const struct flight *flight)
+{
+    struct flight *last =
+        &engine->flights[(engine->first_flight + engine->num_flights - 1) % EXECUTOR_MAX_IN_FLIGHT];
+    if (engine->prefix.cache == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < flight->plan.num_rows; i++) {
+        const struct step_row *row = &flight->plan.rows[i];
+        int32_t *table = engine->scheduler.block_tables +
+                         (size_t)row->slot * (size_t)engine->scheduler.options.max_blocks;
+        prefix_insert(&engine->prefix, row, table, last->pinned_blocks, &last->num_pinned_blocks);
+    }
+}
+
 /* A step that failed takes its requests with it, and no others. */
 static void fail_step(struct imbrex_engine *engine, const struct flight *flight,
                       enum imbrex_status status, int64_t now_ns)
@@ -379,7 +398,9 @@ static enum imbrex_status collect_step(struct imbrex_engine *engine, int64_t *de
     int64_t now_ns = clock_now_ns();
     metrics_add(&engine->metrics.num_steps, 1);
     begin_range(engine, "events");
+    engine->prefix.now_ns = now_ns;
     if (status == IMBREX_STATUS_OK) {
+        keep_blocks(engine, flight);
         take_results(engine, flight, &results, now_ns);
         metrics_observe(&engine->metrics.forward_time, results.forward_ns);
     } else {
@@ -387,6 +408,10 @@ static enum imbrex_status collect_step(struct imbrex_engine *engine, int64_t *de
         fail_step(engine, flight, status, now_ns);
     }
     scheduler_finish_step(&engine->scheduler, &flight->plan);
+    while (flight->num_pinned_blocks > 0) {
+        flight->num_pinned_blocks--;
+        kv_pool_unpin(&engine->kv_pool, flight->pinned_blocks[flight->num_pinned_blocks]);
+    }
     engine->first_flight = (engine->first_flight + 1) % EXECUTOR_MAX_IN_FLIGHT;
     engine->num_flights--;
     end_range(engine);
@@ -406,7 +431,7 @@ static void publish(struct imbrex_engine *engine)
 {
     metrics_set(&engine->metrics.num_running, engine->scheduler.num_running);
     metrics_set(&engine->metrics.num_waiting, engine->scheduler.num_waiting);
-    metrics_set(&engine->metrics.kv_num_free, engine->kv_pool.num_free);
+    metrics_set(&engine->metrics.kv_num_free, kv_pool_num_available(&engine->kv_pool));
     uint64_t num_counted =
         atomic_load_explicit(&engine->metrics.num_preemptions, memory_order_relaxed);
     metrics_add(&engine->metrics.num_preemptions, engine->scheduler.num_preemptions - num_counted);

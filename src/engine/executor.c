@@ -36,7 +36,7 @@ struct executor {
     void *activations; /* device memory that the pieces below lie in */
     struct forward_buffers buffers;
     struct token_history history; /* [max_seqs, context_size] */
-    int32_t *token_ids;           /* [max_tokens] of the step, all known */
+    int32_t *token_ids;           /* [max_tokens + max_history] of the step, all known */
     void *ops_scratch;            /* see ops_create; NULL without quantised weights */
     size_t ops_scratch_bytes;
     void *sample_scratch;
@@ -71,7 +71,8 @@ static void take_activations(struct arena *arena, const struct imbrex_model *mod
     executor->history.token_ids = arena_take(arena, (size_t)options->limits.max_seqs,
                                              (size_t)options->context_size * sizeof(int32_t));
     executor->history.stride = options->context_size;
-    executor->token_ids = arena_take(arena, (size_t)max_tokens, sizeof(int32_t));
+    executor->token_ids = arena_take(
+        arena, (size_t)max_tokens + (size_t)options->limits.max_history, sizeof(int32_t));
     executor->sample_scratch =
         arena_take(arena, 1, sample_scratch_bytes(config->vocab_size, options->num_threads));
     size_t token_bytes = ops_scratch_token_bytes(model->weights.max_quantized_columns);
@@ -281,7 +282,7 @@ static void run_forward(struct executor_place *place)
                                    .positions = BATCH_ARRAY(int32_t, batch, layout, positions),
                                    .history = executor->history,
                                    .d = executor->token_ids,
-                                   .num_tokens = layout->num_tokens});
+                                   .num_tokens = layout->num_tokens + layout->num_history});
     forward_run(
         &executor->model->config, &executor->model->weights, executor->ops, &executor->kv,
         &(struct forward_batch){.token_ids = executor->token_ids,

@@ -435,6 +435,32 @@ static enum imbrex_status take_salt(struct imbrex_request *request,
     return IMBREX_STATUS_OK;
 }
 
+static enum imbrex_status create_prefix(struct imbrex_request *request,
+                                        const struct request_limits *limits,
+                                        const struct imbrex_request_options *options,
+                                        struct imbrex_error *err)
+{
+    if (limits->identity == NULL) {
+        return IMBREX_STATUS_OK;
+    }
+    const struct request_prefix_options prefix_options = {
+        .identity = limits->identity,
+        .salt = request->salt,
+        .salt_bytes = request->salt_bytes,
+        .prompt_ids = request->prompt_ids,
+        .num_prompt_ids = request->num_prompt_ids,
+        .max_tokens = request->num_prompt_ids + request->max_output,
+    };
+    TRY(request_prefix_create(&prefix_options, &request->prefix, err));
+    request->prefix.kv.fingerprint = (struct kv_fingerprint){
+        .num_prompt_tokens = request->num_prompt_ids,
+        .last_gap_ns = -1,
+        .context_size = limits->context_size,
+        .temperature = options->temperature,
+    };
+    return IMBREX_STATUS_OK;
+}
+
 /* Everything says "none" until the results come: row 0 always does. */
 static enum imbrex_status create_prompt_logprobs(struct imbrex_request *request,
                                                  struct imbrex_error *err)
@@ -591,6 +617,7 @@ enum imbrex_status request_create(const struct imbrex_model *model,
     TRY_OR_FAIL(take_end_tokens(created, options, err));
     TRY_OR_FAIL(take_bias(created, options, err));
     TRY_OR_FAIL(take_salt(created, options, err));
+    TRY_OR_FAIL(create_prefix(created, limits, options, err));
     TRY_OR_FAIL(create_prompt_logprobs(created, err));
     TRY_OR_FAIL(create_choices(created, options, err));
     TRY_OR_FAIL(reserve_ends(created, err));
@@ -617,6 +644,7 @@ void request_free(struct imbrex_request *request)
     free(request->prompt_logprobs);
     free(request->top_prompt_logprobs);
     free(request->salt);
+    request_prefix_destroy(&request->prefix);
     free(request->bias);
     free(request->end_token_ids);
     free(request->prompt_ids);

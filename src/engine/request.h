@@ -10,6 +10,7 @@
 
 #include "engine/batch.h"
 #include "engine/event_queue.h"
+#include "engine/prefix.h"
 #include "engine/scheduler.h"
 #include "engine/stop_matcher.h"
 #include "model/model.h"
@@ -52,7 +53,8 @@ struct imbrex_request {
     atomic_bool has_prompt_logprobs;            /* all of them are there; any thread reads it */
     unsigned char *salt;
     size_t salt_bytes;
-    imbrex_token_fn *callback; /* NULL: events go to the queue */
+    struct request_prefix prefix; /* of choice 0, the only one that the prefix cache knows */
+    imbrex_token_fn *callback;    /* NULL: events go to the queue */
     void *user;
 
     struct request_choice
@@ -79,6 +81,7 @@ struct imbrex_request {
 struct request_limits {
     int32_t context_size;
     int64_t priority_step_ns;
+    const struct kv_identity *identity; /* of the blocks; NULL: there is no prefix cache */
 };
 
 /* Checks and copies the options, tokenizes a prompt_text, fills the sequences (all but arrival_ns

@@ -229,7 +229,11 @@ static void release_blocks(struct scheduler *scheduler, struct sequence *sequenc
 static void release_all(struct scheduler *scheduler, struct sequence *sequence)
 {
     assert(sequence->num_in_flight == 0);
+    if (scheduler->cache.finish != NULL) {
+        scheduler->cache.finish(scheduler->cache.user, sequence);
+    }
     release_blocks(scheduler, sequence, 0);
+    sequence->num_skipped = 0;
     /* A fork that ends before its first step needs no ids, and its slot may get another owner. */
     for (int32_t i = 0; i < scheduler->num_slot_copies; i++) {
         if (scheduler->slot_copies[i].destination == sequence->slot) {
@@ -264,10 +268,18 @@ static int32_t count_returning(const struct planner *planner)
            planner->num_claimed_blocks;
 }
 
+static void tell_arrival(const struct scheduler *scheduler, struct sequence *sequence)
+{
+    if (scheduler->cache.arrive != NULL) {
+        scheduler->cache.arrive(scheduler->cache.user, sequence);
+    }
+}
+
 static void forget_cache(struct scheduler *scheduler, struct sequence *sequence)
 {
     release_all(scheduler, sequence);
     sequence->num_computed = 0;
+    tell_arrival(scheduler, sequence);
 }
 
 /* Sends the last of the running sequences back to the waiting list. */
@@ -300,7 +312,7 @@ struct room {
 static bool has_room(const struct scheduler *scheduler, const struct room *room)
 {
     return scheduler->num_free_slots > room->num_promised_slots &&
-           scheduler->pool->num_free >= room->num_blocks;
+           kv_pool_num_available(scheduler->pool) >= room->num_blocks;
 }
 
 /* Slots that the first num_earlier running sequences will want for their forks: a fork without one
@@ -340,16 +352,31 @@ static bool make_room(struct planner *planner, const struct sequence *head)
     };
     /* If even all of them do not make the room, they go on. Shared blocks may count twice here: the
      * first of all sequences must not wait for a doubt. */
-    if (pool->num_free + count_returning(planner) + num_later_blocks < room.num_blocks) {
+    if (kv_pool_num_available(pool) + count_returning(planner) + num_later_blocks <
+        room.num_blocks) {
         return false;
     }
     while (num_later > 0 && !has_room(scheduler, &room) &&
            (scheduler->num_free_slots + scheduler->num_returning <= room.num_promised_slots ||
-            pool->num_free + count_returning(planner) < room.num_blocks + num_later)) {
+            kv_pool_num_available(pool) + count_returning(planner) < room.num_blocks + num_later)) {
         preempt_last(planner);
         num_later--;
     }
     return has_room(scheduler, &room);
+}
+
+/* Starts the table with what the cache has of the sequence. One token at least is computed, and so
+ * is each position that is scored. */
+static void take_cached(struct scheduler *scheduler, struct sequence *sequence, int32_t *table)
+{
+    int32_t max_tokens = min_int32(sequence_num_wanted(sequence) - 1, sequence->score_begin);
+    if (scheduler->cache.admit != NULL) {
+        sequence->num_blocks = scheduler->cache.admit(scheduler->cache.user, sequence,
+                                                      max_tokens / KV_BLOCK_SIZE, table);
+        sequence->num_computed = sequence->num_blocks * KV_BLOCK_SIZE;
+        sequence->num_skipped = sequence->num_computed;
+        assert(sequence->num_computed <= max_tokens);
+    }
 }
 
 static void admit_waiting(struct planner *planner)
@@ -364,6 +391,7 @@ static void admit_waiting(struct planner *planner)
         take_slot(scheduler, head);
         int32_t *table = table_of(scheduler, head);
         assert(num_needed <= scheduler->options.max_blocks);
+        take_cached(scheduler, head, table);
         while (head->num_blocks < num_needed) {
             enum imbrex_status status = kv_pool_acquire(scheduler->pool, &table[head->num_blocks]);
             assert(status == IMBREX_STATUS_OK);
@@ -416,19 +444,28 @@ static void add_row(struct planner *planner, struct sequence *sequence, int32_t 
         .slot = sequence->slot,
         .position = begin,
         .num_tokens = num_tokens,
+        .num_history = sequence->num_skipped,
         .first_scored = num_scored > 0 ? max_int32(begin, sequence->score_begin) : end,
         .num_draws = num_draws,
     };
     plan->num_rows++;
     plan->num_tokens += num_tokens;
+    plan->num_history += sequence->num_skipped;
     plan->num_samples += num_scored + num_draws;
     assert(sequence->num_blocks >= blocks_of_tokens(end));
     assert(plan->num_tokens <= planner->scheduler->options.max_step_tokens);
     assert(plan->num_samples <= planner->scheduler->options.max_step_samples);
     sequence->num_in_flight++;
     sequence->num_computed = end;
+    sequence->num_skipped = 0;
     sequence->num_tokens += num_draws > 0;
     sequence->score_begin = max_int32(sequence->score_begin, end);
+}
+
+static bool has_history_room(const struct planner *planner, const struct sequence *sequence)
+{
+    return planner->plan->num_history + sequence->num_skipped <=
+           planner->scheduler->options.max_step_history;
 }
 
 /* A block of its own for the token at num_computed. False if the sequence cannot be in this step;
@@ -483,7 +520,8 @@ static void plan_decode(struct planner *planner)
     struct scheduler *scheduler = planner->scheduler;
     for (int32_t i = 0; i < scheduler->num_running; i++) {
         struct sequence *sequence = scheduler->running[i];
-        if (needs_tokens(sequence) && is_decode(sequence) && take_write_block(planner, sequence)) {
+        if (needs_tokens(sequence) && is_decode(sequence) && has_history_room(planner, sequence) &&
+            take_write_block(planner, sequence)) {
             add_row(planner, sequence, 1);
         }
     }
@@ -517,7 +555,7 @@ static void plan_prefill(struct planner *planner)
     struct scheduler *scheduler = planner->scheduler;
     for (int32_t i = 0; i < scheduler->num_running; i++) {
         struct sequence *sequence = scheduler->running[i];
-        if (needs_tokens(sequence) && !is_decode(sequence)) {
+        if (needs_tokens(sequence) && !is_decode(sequence) && has_history_room(planner, sequence)) {
             int32_t num_tokens = count_prefill_tokens(planner, sequence);
             if (num_tokens > 0) {
                 add_row(planner, sequence, num_tokens);
@@ -537,6 +575,7 @@ void scheduler_plan(struct scheduler *scheduler, struct step_plan *plan)
     plan->num_block_copies = 0;
     plan->num_slot_copies = 0;
     plan->num_tokens = 0;
+    plan->num_history = 0;
     plan->num_samples = 0;
     for (int32_t slot = 0; num_left > 0; slot++) {
         const struct sequence *owner = scheduler->owners[slot];
@@ -592,6 +631,7 @@ static void start(struct scheduler *scheduler, struct sequence *sequence, int32_
     sequence->num_blocks = 0;
     sequence->num_in_flight = 0;
     sequence->num_preemptions = 0;
+    sequence->num_skipped = 0;
     sequence->is_ending = false;
     sequence->is_preempted = false;
     sequence->previous = NULL;
@@ -611,6 +651,7 @@ void scheduler_add(struct scheduler *scheduler, struct sequence *sequence)
     sequence->order_idx = scheduler->next_order_idx++;
     sequence->fork_idx = 0;
     waiting_insert_from_tail(scheduler, sequence);
+    tell_arrival(scheduler, sequence);
 }
 
 /* Puts on top of the stack a free slot that no slot copy reads, so that the copies of one step can
@@ -676,6 +717,9 @@ void scheduler_end(struct scheduler *scheduler, struct sequence *sequence)
     }
     if (sequence->state == SEQUENCE_STATE_WAITING) {
         waiting_remove(scheduler, sequence);
+        if (sequence->slot < 0 && scheduler->cache.leave != NULL) {
+            scheduler->cache.leave(scheduler->cache.user, sequence);
+        }
     } else {
         assert(sequence->state == SEQUENCE_STATE_RUNNING);
         running_remove(scheduler, sequence);

@@ -68,8 +68,10 @@ struct sequence {
     int32_t num_blocks;    /* of its row of block_tables */
     int32_t num_in_flight; /* planned steps that hold it and are not finished */
     int32_t num_preemptions;
-    bool is_ending;    /* ended, but a step in flight still holds it; state is what it was */
-    bool is_preempted; /* waits, but a step in flight still holds its blocks and its slot */
+    int32_t num_skipped; /* tokens found in the cache that no row has entered into the history yet:
+                          * [0, num_skipped) = [0, num_computed), or 0 */
+    bool is_ending;      /* ended, but a step in flight still holds it; state is what it was */
+    bool is_preempted;   /* waits, but a step in flight still holds its blocks and its slot */
 
     int64_t order_key;
     uint64_t order_idx; /* of equal keys the one that was added first; a fork has its parent's */
@@ -93,6 +95,8 @@ struct step_row {
     struct sequence *sequence;
     int32_t slot;
     int32_t position, num_tokens;
+    /* Ids of [0, num_history) go into the history with this row: the cache had these tokens. */
+    int32_t num_history;
     /* Positions [first_scored, position + num_tokens) have their logits scored against the next
      * prompt token, a drawn one excepted; = end if none. */
     int32_t first_scored;
@@ -118,7 +122,23 @@ struct step_plan {
     struct step_slot_copy *slot_copies;   /* [num_slot_copies] */
     int32_t num_rows, num_block_copies, num_slot_copies;
     int32_t num_tokens;  /* of all rows, <= max_step_tokens */
+    int32_t num_history; /* of all rows, <= max_step_history */
     int32_t num_samples; /* draws and scored positions, <= max_step_samples */
+};
+
+/* The prefix cache as the scheduler sees it; zeroed: none. It is told of all sequences, forks too,
+ * and may leave any of them out. */
+struct scheduler_cache {
+    void *user;
+    /* The sequence waits without blocks: it is new, or has been preempted. */
+    void (*arrive)(void *user, struct sequence *sequence);
+    /* It ended while it waited so. */
+    void (*leave)(void *user, struct sequence *sequence);
+    /* It runs: of the blocks that hold its first tokens at most max_blocks are written to the
+     * table, one user more each. Returns how many; their tokens are not computed again. */
+    int32_t (*admit)(void *user, struct sequence *sequence, int32_t max_blocks, int32_t *table);
+    /* It is about to release the blocks of its table, tails first. */
+    void (*finish)(void *user, struct sequence *sequence);
 };
 
 struct scheduler_options {
@@ -126,12 +146,15 @@ struct scheduler_options {
     int32_t max_step_samples;             /* >= max_step_tokens + IMBREX_MAX_CHOICES */
     int32_t max_blocks;                   /* of one sequence */
     int64_t priority_step_ns;
-    bool has_block_edges; /* chunks end on block edges, the last of a prompt excepted */
+    int32_t max_step_history; /* tokens found in the cache that the rows of one step enter into the
+                               * history; with a cache at least those of one sequence */
+    bool has_block_edges;     /* chunks end on block edges, the last of a prompt excepted */
 };
 
 struct scheduler {
     struct scheduler_options options;
     struct kv_pool *pool;
+    struct scheduler_cache cache;       /* set right after creation, or never */
     int32_t *block_tables;              /* [max_running, max_blocks] by slot */
     int32_t *free_slots;                /* [num_free_slots] stack */
     struct sequence **owners;           /* [max_running] by slot; NULL: the slot is free */

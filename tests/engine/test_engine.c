@@ -107,7 +107,8 @@ static void run(struct fixture *fixture, const struct imbrex_request_options *op
     assert_int_equal(metrics.num_generated_tokens, record->num_tokens);
     assert_int_equal(metrics.num_prompt_tokens, options->num_prompt_ids);
     assert_true(metrics.ttft_ns >= metrics.prefill_ns);
-    assert_int_equal(fixture->engine->kv_pool.num_free, fixture->engine->kv_pool.num_blocks);
+    assert_int_equal(kv_pool_num_available(&fixture->engine->kv_pool),
+                     fixture->engine->kv_pool.num_blocks);
     assert_true(kv_pool_check(&fixture->engine->kv_pool));
     imbrex_request_destroy(record->request);
     record->text[record->num_bytes] = '\0';
@@ -312,7 +313,8 @@ static void test_destroy_while_running(void **state)
     imbrex_request_destroy(record.request);
     assert_int_equal(record.reason, IMBREX_FINISH_REASON_CANCELLED);
     assert_int_equal(record.num_tokens, 3);
-    assert_int_equal(fixture->engine->kv_pool.num_free, fixture->engine->kv_pool.num_blocks);
+    assert_int_equal(kv_pool_num_available(&fixture->engine->kv_pool),
+                     fixture->engine->kv_pool.num_blocks);
     assert_int_equal(imbrex_engine_step(fixture->engine, &has_work, NULL), IMBREX_STATUS_OK);
     assert_false(has_work);
 }

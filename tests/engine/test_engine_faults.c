@@ -79,7 +79,8 @@ static void check_all_free(const struct fixture *fixture)
 {
     assert_true(scheduler_is_idle(&fixture->engine->scheduler));
     assert_true(scheduler_check(&fixture->engine->scheduler));
-    assert_int_equal(fixture->engine->kv_pool.num_free, fixture->engine->kv_pool.num_blocks);
+    assert_int_equal(kv_pool_num_available(&fixture->engine->kv_pool),
+                     fixture->engine->kv_pool.num_blocks);
 }
 
 /* Catches: a token that is wrong after a failure, a request that never ends, blocks that a failed

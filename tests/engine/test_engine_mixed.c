@@ -102,7 +102,7 @@ static uint64_t run_mix(struct fixture *fixture, const struct mix *mix)
     }
     assert_int_equal(has_overlap, device != NULL);
     assert_true(scheduler_is_idle(&engine->scheduler));
-    assert_int_equal(engine->kv_pool.num_free, engine->kv_pool.num_blocks);
+    assert_int_equal(kv_pool_num_available(&engine->kv_pool), engine->kv_pool.num_blocks);
     for (int32_t i = 0; i < NUM_CASES; i++) {
         request_case_finish(&fixture->cases[i]);
         request_case_compare(&fixture->cases[i], i);

@@ -78,6 +78,8 @@ static void test_snapshot(void **state)
     metrics_add(&metrics.num_prompt_tokens, 3);
     metrics_add(&metrics.num_generated_tokens, 4);
     metrics_add(&metrics.num_preemptions, 5);
+    metrics_add(&metrics.num_queried_tokens, 29);
+    metrics_add(&metrics.num_cached_tokens, 23);
     metrics_add(&metrics.num_steps, 6);
     metrics_add(&metrics.num_failed_steps, 7);
     metrics_add(&metrics.num_bad_logits, 8);
@@ -98,6 +100,8 @@ static void test_snapshot(void **state)
     assert_int_equal(snapshot.num_prompt_tokens, 3);
     assert_int_equal(snapshot.num_generated_tokens, 4);
     assert_int_equal(snapshot.num_preemptions, 5);
+    assert_int_equal(snapshot.num_queried_tokens, 29);
+    assert_int_equal(snapshot.num_cached_tokens, 23);
     assert_int_equal(snapshot.num_steps, 6);
     assert_int_equal(snapshot.num_failed_steps, 7);
     assert_int_equal(snapshot.num_bad_logits, 8);

@@ -1128,6 +1128,111 @@ static void test_low_priority_ends(void **state)
     stage_close(&stage);
 }
 
+/* A cache that has up to max_found blocks of everybody's beginning, in blocks of their own. */
+struct fake_cache {
+    struct kv_pool *pool;
+    int32_t max_found, num_arrived, num_left, num_admitted, num_finished;
+};
+
+static void fake_arrive(void *user, struct sequence *sequence)
+{
+    assert_int_equal(sequence->num_computed, 0);
+    ((struct fake_cache *)user)->num_arrived++;
+}
+
+static void fake_leave(void *user, struct sequence *sequence)
+{
+    assert_int_equal(sequence->slot, -1);
+    ((struct fake_cache *)user)->num_left++;
+}
+
+static int32_t fake_admit(void *user, struct sequence *sequence, int32_t max_blocks, int32_t *table)
+{
+    struct fake_cache *cache = user;
+    int32_t num_blocks = max_blocks < cache->max_found ? max_blocks : cache->max_found;
+    assert_int_equal(sequence->num_blocks, 0);
+    for (int32_t i = 0; i < num_blocks; i++) {
+        assert_int_equal(kv_pool_acquire(cache->pool, &table[i]), IMBREX_STATUS_OK);
+    }
+    cache->num_admitted++;
+    return num_blocks;
+}
+
+static void fake_finish(void *user, struct sequence *sequence)
+{
+    assert_true(sequence->num_blocks > 0); /* not released yet */
+    ((struct fake_cache *)user)->num_finished++;
+}
+
+/* Catches: tokens of cached blocks that are computed again or that the history never gets, a prompt
+ * without a token left to draw from, a scored position that is skipped, more ids for the history
+ * than a step has room for; a cache that is not told of a preemption or an end. */
+static void test_cache(void **state)
+{
+    (void)state;
+    struct stage stage;
+    struct scheduler_options options = options_of(4, 64);
+    options.max_step_history = 3 * KV_BLOCK_SIZE;
+    stage_open(&stage, 16, &options);
+    struct fake_cache cache = {.pool = &stage.pool, .max_found = 2};
+    stage.scheduler.cache = (struct scheduler_cache){
+        .user = &cache,
+        .arrive = fake_arrive,
+        .leave = fake_leave,
+        .admit = fake_admit,
+        .finish = fake_finish,
+    };
+    struct sequence first = sequence_of(40, 60), second = sequence_of(32, 60);
+    struct sequence third = sequence_of(40, 60), scored = sequence_of(40, 60);
+    scored.score_begin = 20;
+    scheduler_add(&stage.scheduler, &first);
+    scheduler_add(&stage.scheduler, &second);
+    scheduler_add(&stage.scheduler, &third);
+    scheduler_add(&stage.scheduler, &scored);
+    assert_int_equal(cache.num_arrived, 4);
+
+    const struct step_plan *planned = step(&stage);
+    assert_int_equal(cache.num_admitted, 4);
+    assert_int_equal(planned->num_rows, 2);
+    ASSERT_ROW(planned->rows[0], &first, 32, 8, 1);
+    assert_int_equal(planned->rows[0].num_history, 32);
+    /* Of two whole blocks one is computed, for the draw. */
+    ASSERT_ROW(planned->rows[1], &second, 16, 16, 1);
+    assert_int_equal(planned->rows[1].num_history, 16);
+    assert_int_equal(planned->num_history, 48);
+
+    planned = step(&stage);
+    assert_int_equal(planned->num_rows, 4);
+    ASSERT_ROW(planned->rows[0], &first, 40, 1, 1);
+    assert_int_equal(planned->rows[0].num_history, 0);
+    ASSERT_ROW(planned->rows[2], &third, 32, 8, 1);
+    ASSERT_ROW(planned->rows[3], &scored, 16, 24, 1);
+    assert_int_equal(planned->rows[3].first_scored, 20);
+    assert_int_equal(planned->num_history, 48);
+
+    /* One that goes before all others takes a slot. */
+    struct sequence urgent = sequence_of(20, 60), waiting = sequence_of(20, 60);
+    urgent.priority = 1000;
+    scheduler_add(&stage.scheduler, &urgent);
+    scheduler_add(&stage.scheduler, &waiting);
+    assert_int_equal(cache.num_arrived, 6);
+    step(&stage);
+    assert_int_equal(scored.num_preemptions, 1);
+    assert_int_equal(scored.num_computed, 0);
+    assert_int_equal(cache.num_finished, 1);
+    assert_int_equal(cache.num_arrived, 7);
+    assert_int_equal(cache.num_admitted, 5);
+    end(&stage, &waiting);
+    end(&stage, &scored);
+    assert_int_equal(cache.num_left, 2);
+    end(&stage, &first);
+    end(&stage, &second);
+    end(&stage, &third);
+    end(&stage, &urgent);
+    assert_int_equal(cache.num_finished, 5);
+    stage_close(&stage);
+}
+
 /* Catches: a check that sees nothing. */
 static void test_check_sees_damage(void **state)
 {
@@ -1204,6 +1309,7 @@ int run_scheduler_tests(void)
         cmocka_unit_test(test_truncate),
         cmocka_unit_test(test_deadlines),
         cmocka_unit_test(test_low_priority_ends),
+        cmocka_unit_test(test_cache),
         cmocka_unit_test(test_check_sees_damage),
     };
     return cmocka_run_group_tests_name("scheduler", tests, NULL, NULL);

@@ -50,7 +50,7 @@ static void run_mix(struct imbrex_model *model, int32_t num_threads, uint64_t se
         assert_true(scheduler_check(&engine->scheduler));
         assert_true(kv_pool_check(&engine->kv_pool));
     }
-    assert_int_equal(engine->kv_pool.num_free, engine->kv_pool.num_blocks);
+    assert_int_equal(kv_pool_num_available(&engine->kv_pool), engine->kv_pool.num_blocks);
     for (int32_t i = 0; i < NUM_CASES; i++) {
         request_case_finish(&cases[i]);
         request_case_compare(&cases[i], i);

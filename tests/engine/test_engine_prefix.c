@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests with common beginnings, with a prefix cache and without: the same bits, whatever was in
+ * the cache, whatever was evicted and whoever was preempted. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "engine/engine.h"
+#include "ops/fake/device_fake.h"
+#include "tests/engine/request_cases.h"
+
+#define NUM_CASES (TEST_SANITIZED ? 20 : 100)
+#define CONTEXT_SIZE 352
+#define NUM_PREFIXES 3
+
+struct mix {
+    int32_t kv_cache_tokens, max_running, max_step_tokens, num_threads;
+    uint64_t fake_seed; /* 0: the CPU */
+    int32_t num_rounds; /* how often all cases run; from the second on they are in the cache */
+    const char *policy;
+    int32_t evict_every; /* steps between evictions of some or all that is idle; 0: never */
+};
+
+struct fixture {
+    struct imbrex_model *model;
+    struct request_case cases[100];
+};
+
+static struct imbrex_engine *create_engine(struct imbrex_model *model, const struct mix *mix,
+                                           const char *policy, struct device *device)
+{
+    struct imbrex_error err;
+    struct imbrex_engine *engine;
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.context_size = CONTEXT_SIZE;
+    options.kv_cache_tokens = mix->kv_cache_tokens;
+    options.max_running = mix->max_running;
+    options.max_step_tokens = mix->max_step_tokens;
+    options.num_threads = mix->num_threads;
+    options.kv_policy = policy;
+    if (engine_create_on(model, &options, device, &engine, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    return engine;
+}
+
+static int set_up(void **state)
+{
+    struct fixture *fixture = calloc(1, sizeof(*fixture));
+    uint64_t random = 3;
+    int32_t prefixes[NUM_PREFIXES][CONTEXT_SIZE];
+    if (fixture == NULL ||
+        imbrex_model_open(NULL, NULL, &fixture->model, NULL) != IMBREX_STATUS_OK) {
+        return 1;
+    }
+    struct imbrex_engine *engine = create_engine(
+        fixture->model, &(struct mix){.kv_cache_tokens = 4 * CONTEXT_SIZE, .num_threads = 1}, NULL,
+        NULL);
+    for (int32_t i = 0; i < NUM_PREFIXES * CONTEXT_SIZE; i++) {
+        prefixes[i / CONTEXT_SIZE][i % CONTEXT_SIZE] =
+            (int32_t)request_case_random(&random, 500) + 3;
+    }
+    for (int32_t i = 0; i < NUM_CASES; i++) {
+        struct request_case *request_case = &fixture->cases[i];
+        request_case_init(request_case, fixture->model,
+                          &(struct request_case_limits){200, 40, 3, false}, &random);
+        int32_t num_ids = request_case->options.num_prompt_ids;
+        int32_t num_shared = (int32_t)request_case_random(&random, (uint32_t)num_ids + 1);
+        const int32_t *prefix = prefixes[request_case_random(&random, NUM_PREFIXES)];
+        memcpy(request_case->prompt_ids, prefix, (size_t)num_shared * sizeof(*prefix));
+        request_case_run_alone(request_case, engine);
+    }
+    imbrex_engine_destroy(engine);
+    *state = fixture;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct fixture *fixture = *state;
+    for (int32_t i = 0; i < NUM_CASES; i++) {
+        request_case_deinit(&fixture->cases[i]);
+    }
+    imbrex_model_close(fixture->model);
+    free(fixture);
+    return 0;
+}
+
+/* Whether steps in flight still read blocks that their sequences have changed for others; all of
+ * them must be pinned. */
+static bool has_pinned_duplicates(const struct imbrex_engine *engine)
+{
+    bool has_pinned = false;
+    for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
+        const struct flight *flight = &engine->flights[i];
+        for (int32_t j = 0; j < flight->num_pinned_blocks; j++) {
+            assert_true(engine->kv_pool.num_pins[flight->pinned_blocks[j]] > 0);
+            has_pinned = true;
+        }
+    }
+    return has_pinned;
+}
+
+static void run_round(struct fixture *fixture, const struct mix *mix, struct imbrex_engine *engine,
+                      uint64_t *random)
+{
+    bool has_work = true, has_pinned = false;
+    int32_t num_submitted = 0;
+    for (int32_t step = 1; has_work || num_submitted < NUM_CASES; step++) {
+        for (int32_t i = 0; i < 2 && num_submitted < NUM_CASES; i++) {
+            request_case_reset(&fixture->cases[num_submitted]);
+            assert_int_equal(request_case_submit(&fixture->cases[num_submitted], engine),
+                             IMBREX_STATUS_OK);
+            num_submitted++;
+        }
+        assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
+        assert_true(scheduler_check(&engine->scheduler));
+        assert_true(kv_cache_check(engine->prefix.cache));
+        has_pinned |= has_pinned_duplicates(engine);
+        if (mix->evict_every > 0 && step % mix->evict_every == 0) {
+            int32_t num_blocks = (int32_t)request_case_random(random, 30);
+            kv_cache_make_room(engine->prefix.cache, engine->kv_pool.num_free + num_blocks, 0);
+        }
+    }
+    assert_int_equal(has_pinned, mix->fake_seed != 0);
+    for (int32_t i = 0; i < NUM_CASES; i++) {
+        request_case_finish(&fixture->cases[i]);
+        request_case_compare(&fixture->cases[i], i);
+    }
+}
+
+static struct imbrex_engine_metrics run_mix(struct fixture *fixture, const struct mix *mix)
+{
+    struct device *device = NULL;
+    struct imbrex_engine_metrics metrics;
+    uint64_t random = 5;
+    if (mix->fake_seed != 0) {
+        assert_int_equal(device_fake_create(mix->fake_seed, &device, NULL), IMBREX_STATUS_OK);
+    }
+    struct imbrex_engine *engine =
+        create_engine(fixture->model, mix, mix->policy != NULL ? mix->policy : "lru", device);
+    for (int32_t round = 0; round < mix->num_rounds; round++) {
+        run_round(fixture, mix, engine, &random);
+    }
+    assert_true(scheduler_is_idle(&engine->scheduler));
+    imbrex_engine_read_metrics(engine, &metrics);
+    struct kv_cache_metrics cache_metrics;
+    kv_cache_read_metrics(engine->prefix.cache, &cache_metrics);
+    assert_int_equal(metrics.kv_num_free, metrics.kv_num_blocks);
+    assert_int_equal(cache_metrics.num_used, 0);
+    assert_int_equal(cache_metrics.num_collisions, 0);
+    assert_true(cache_metrics.num_duplicates > 0);
+    assert_int_equal(cache_metrics.num_evicted > 0, mix->kv_cache_tokens < 1 << 14);
+    assert_true(metrics.num_cached_tokens > 0);
+    assert_true(metrics.num_cached_tokens < metrics.num_queried_tokens);
+    imbrex_engine_destroy(engine);
+    device_destroy(device);
+    return metrics;
+}
+
+/* Catches: cached blocks that do not hold what a prefill would have written, ids that the history
+ * lacks (penalties), positions whose logprobs are wanted and which are skipped. */
+static void test_roomy(void **state)
+{
+    run_mix(*state, &(struct mix){.kv_cache_tokens = 1 << 16,
+                                  .max_running = 24,
+                                  .max_step_tokens = 128,
+                                  .num_threads = 2,
+                                  .num_rounds = 2});
+}
+
+/* Catches: a block that is found before the step which fills it is done, a duplicate that returns
+ * while a step in flight reads it. */
+static void test_asynchronous(void **state)
+{
+    for (uint64_t seed = 1; seed <= (TEST_SANITIZED ? 1 : 3); seed++) {
+        run_mix(*state, &(struct mix){.kv_cache_tokens = 1 << 14,
+                                      .max_running = 24,
+                                      .max_step_tokens = 64,
+                                      .num_threads = 1,
+                                      .fake_seed = seed,
+                                      .num_rounds = 1});
+    }
+}
+
+/* Catches: a preempted request that comes back wrong, be its blocks still there or not. */
+static void test_tight(void **state)
+{
+    struct mix mix = {.kv_cache_tokens = CONTEXT_SIZE + 160,
+                      .max_running = 16,
+                      .max_step_tokens = 48,
+                      .num_threads = 1,
+                      .num_rounds = 1};
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        mix.fake_seed = seed;
+        mix.policy = seed == 0 ? "lru" : "predictive";
+        assert_true(run_mix(*state, &mix).num_preemptions > 0);
+    }
+}
+
+/* Catches: an eviction that takes what a request is about to use, or that leaves a path with a
+ * hole. */
+static void test_forced_eviction(void **state)
+{
+    struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE,
+                      .max_running = 16,
+                      .max_step_tokens = 64,
+                      .num_threads = 1,
+                      .num_rounds = 1,
+                      .evict_every = 3};
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        mix.fake_seed = seed;
+        run_mix(*state, &mix);
+    }
+}
+
+/* Runs the prompt alone; returns the tokens it found in the cache. */
+static int32_t count_cached(struct imbrex_engine *engine, const int32_t *ids, int32_t num_ids,
+                            const char *salt, int32_t max_tokens)
+{
+    struct imbrex_request_options options = imbrex_request_options_default(engine->model);
+    struct imbrex_request *request;
+    struct imbrex_request_metrics metrics;
+    options.prompt_ids = ids;
+    options.num_prompt_ids = num_ids;
+    options.max_tokens = max_tokens;
+    options.ignore_eos = true;
+    options.salt = salt;
+    options.salt_bytes = salt != NULL ? strlen(salt) : 0;
+    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
+    imbrex_request_read_metrics(request, &metrics);
+    imbrex_request_destroy(request);
+    return metrics.num_cached_tokens;
+}
+
+/* Catches: tenants that see each other's blocks, a prompt that is cached to its last token and gets
+ * no logits, output that is not found again, tokens counted as found that were not. */
+static void test_what_is_found(void **state)
+{
+    struct fixture *fixture = *state;
+    const struct mix mix = {.kv_cache_tokens = 1 << 14, .num_threads = 1};
+    struct imbrex_engine *engine = create_engine(fixture->model, &mix, "lru", NULL);
+    struct imbrex_engine_metrics metrics;
+    int32_t ids[64];
+    for (int32_t i = 0; i < 64; i++) {
+        ids[i] = 10 + i;
+    }
+    assert_int_equal(count_cached(engine, ids, 64, NULL, 1), 0);
+    assert_int_equal(count_cached(engine, ids, 64, NULL, 1), 48);
+    assert_int_equal(count_cached(engine, ids, 63, NULL, 1), 48);
+    assert_int_equal(count_cached(engine, ids, 48, NULL, 1), 32);
+    assert_int_equal(count_cached(engine, ids, 15, NULL, 1), 0);
+    assert_int_equal(count_cached(engine, ids, 64, "a", 1), 0);
+    assert_int_equal(count_cached(engine, ids, 64, "b", 1), 0);
+    assert_int_equal(count_cached(engine, ids, 64, "a", 1), 48);
+    ids[0]++;
+    assert_int_equal(count_cached(engine, ids, 64, NULL, 1), 0);
+    imbrex_engine_read_metrics(engine, &metrics);
+    assert_int_equal(metrics.num_queried_tokens, 6 * 64 + 63 + 48 + 15);
+    assert_int_equal(metrics.num_cached_tokens, 3 * 48 + 32);
+    assert_int_equal(metrics.num_prompt_tokens,
+                     metrics.num_queried_tokens - metrics.num_cached_tokens);
+    imbrex_engine_destroy(engine);
+
+    /* What was generated is a prompt's beginning too. */
+    engine = create_engine(fixture->model, &mix, "lru", NULL);
+    struct imbrex_request_options options = imbrex_request_options_default(fixture->model);
+    struct imbrex_request *request;
+    int32_t longer[64 + 40];
+    memcpy(longer, ids, sizeof(ids));
+    options.prompt_ids = ids;
+    options.num_prompt_ids = 64;
+    options.max_tokens = 40;
+    options.ignore_eos = true;
+    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(request->choices[0].num_output, 40);
+    memcpy(longer + 64, request->choices[0].output_ids, 40 * sizeof(*longer));
+    imbrex_request_destroy(request);
+    /* The last token was drawn, not computed: of 103 there are 6 whole blocks. */
+    assert_int_equal(count_cached(engine, longer, 104, NULL, 1), 96);
+    imbrex_engine_destroy(engine);
+}
+
+/* Copies a file of the model on disk; the byte at flip_at, unless it is negative, is changed. */
+static void copy_file(const char *name, int64_t flip_at)
+{
+    char from[128], to[512];
+    int character;
+    snprintf(from, sizeof(from), "models/stories260K/%s", name);
+    snprintf(to, sizeof(to), "%s/prefix_model/%s", TEST_BUILD_DIR, name);
+    FILE *source = fopen(from, "rb"), *destination = fopen(to, "wb");
+    assert_non_null(source);
+    assert_non_null(destination);
+    for (int64_t i = 0; (character = fgetc(source)) != EOF; i++) {
+        fputc(i == flip_at ? character ^ 1 : character, destination);
+    }
+    fclose(source);
+    assert_int_equal(fclose(destination), 0);
+}
+
+/* The digest of the copied model. */
+static void read_digest(int64_t flip_at, unsigned char digest[32])
+{
+    struct imbrex_model *model;
+    struct imbrex_error err;
+    (void)mkdir(TEST_BUILD_DIR "/prefix_model", 0777);
+    copy_file("config.json", -1);
+    copy_file("tokenizer.json", -1);
+    copy_file("model.safetensors", flip_at);
+    if (imbrex_model_open(TEST_BUILD_DIR "/prefix_model", NULL, &model, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    const struct mix mix = {.num_threads = 1};
+    struct imbrex_engine *engine = create_engine(model, &mix, "lru", NULL);
+    memcpy(digest, engine->prefix.identity.weight_digest, 32);
+    imbrex_engine_destroy(engine);
+    imbrex_model_close(model);
+}
+
+/* Catches: a changed weight file that is taken for the old one; a digest that differs from run to
+ * run, with which nothing that is kept would be found again. */
+static void test_weight_digest(void **state)
+{
+    (void)state;
+    unsigned char digests[3][32];
+    read_digest(-1, digests[0]);
+    read_digest(-1, digests[1]);
+    read_digest(500000, digests[2]);
+    assert_memory_equal(digests[0], digests[1], 32);
+    assert_memory_not_equal(digests[0], digests[2], 32);
+}
+
+/* Catches: a policy's name that is not checked, "none" taken for one, a cache that is there without
+ * being asked for. */
+static void test_policy_names(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    struct imbrex_engine *engine = NULL;
+    struct imbrex_error err;
+    options.kv_policy = "best";
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_NOT_FOUND);
+    assert_null(engine);
+    assert_non_null(strstr(err.message, "'best'"));
+    options.kv_policy = "none";
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_OK);
+    assert_null(engine->prefix.cache);
+    imbrex_engine_destroy(engine);
+}
+
+int run_engine_prefix_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_roomy),         cmocka_unit_test(test_asynchronous),
+        cmocka_unit_test(test_tight),         cmocka_unit_test(test_forced_eviction),
+        cmocka_unit_test(test_what_is_found), cmocka_unit_test(test_policy_names),
+        cmocka_unit_test(test_weight_digest),
+    };
+    return cmocka_run_group_tests_name("engine_prefix", tests, set_up, tear_down);
+}
