@@ -34,7 +34,8 @@ SONAME := libimbrex.so.0
 # Never -march: the kernels of an instruction set name it themselves, for their file alone.
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes
 C_OPTIONS = -std=c17 -D_GNU_SOURCE $(WARNINGS) $(WERROR) -fPIC -fvisibility=hidden \
-    -ffp-contract=off -Iinclude -Isrc $(CPPFLAGS) $(CFLAGS) $(SANITIZE)
+    -ffp-contract=off -Iinclude -Isrc -DIMBREX_HAS_ZSTD=$(if $(HAS_ZSTD),1,0) \
+    $(CPPFLAGS) $(CFLAGS) $(SANITIZE)
 AVX2_OPTIONS := -mavx2 -mfma -mf16c
 # Tests write below TEST_BUILD_DIR only, and may do less where a sanitizer slows them down.
 # test_main.c declares the suites, not each test file.
@@ -45,12 +46,21 @@ LINK_OPTIONS = $(CFLAGS) $(SANITIZE) $(LDFLAGS)
 # Programs take these libraries in, so that they start on a machine that has none of them.
 static_library = $(filter /%,$(shell $(CC) -print-file-name=lib$(1).a 2>/dev/null))
 static_or_shared = $(firstword $(static_library) -l$(1))
-STATIC_LIBS := $(foreach l,jansson utf8proc pcre2-8,$(call static_or_shared,$(l))) -lpthread -lm
-SHARED_LIBS := -ljansson -lutf8proc -lpcre2-8 -lpthread -lm
+STATIC_LIBS := $(foreach l,jansson utf8proc pcre2-8 crypto,$(call static_or_shared,$(l))) \
+    -lpthread -lm
+SHARED_LIBS := -ljansson -lutf8proc -lpcre2-8 -lcrypto -lpthread -lm
+
+# Compressed traces are read if libzstd is there, else refused by name.
+HAS_ZSTD := $(shell echo '\#include <zstd.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+ifneq ($(HAS_ZSTD),)
+STATIC_LIBS += $(call static_or_shared,zstd)
+SHARED_LIBS += -lzstd
+PC_ZSTD := , libzstd
+endif
 
 # ---- sources: found by their folder -----------------------------------------------------------
 LIB_SOURCES := $(wildcard src/base/*.c src/base/*.S src/ops/*.c src/ops/ref/*.c src/ops/cpu/*.c \
-    src/jinja/*.c src/model/*.c src/kv/*.c src/engine/*.c)
+    src/jinja/*.c src/model/*.c src/kv/*.c src/engine/*.c src/sim/*.c)
 ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 LIB_SOURCES := $(filter-out %_avx2.c,$(LIB_SOURCES))
 endif
@@ -66,7 +76,7 @@ TEST_LIB_OBJECTS := $(LIB_OBJECTS) $(call objects,$(wildcard src/ops/fake/*.c))
 CLI_OBJECTS := $(call objects,$(CLI_SOURCES))
 
 UNIT_SOURCES := $(wildcard tests/test_main.c tests/base/*.c tests/jinja/*.c tests/model/*.c \
-    tests/kv/*.c tests/engine/*.c tests/ops/test_*.c)
+    tests/kv/*.c tests/engine/*.c tests/sim/*.c tests/ops/test_*.c)
 CHECK_SOURCES := $(wildcard tests/ops/check_*.c)
 CHECK_SHARED := $(filter-out $(CHECK_SOURCES) tests/ops/test_%,$(wildcard tests/ops/*.c))
 GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
@@ -117,7 +127,7 @@ help:
 	@echo 'make run        install missing packages, build, write a story with the built-in model'
 	@echo 'make test       install missing packages, build, run the tests (TESTS="unit ...": some)'
 	@echo 'make check      style, layers, gcc and clang with -Werror, asan, tsan, fuzz 10 s each'
-	@echo 'make bench      check and time every kernel; time tokenizers and scheduler'
+	@echo 'make bench      check and time every kernel; time tokenizers, scheduler and KV cache'
 	@echo 'make differential  tokenizers against the Python package `tokenizers`, if it is there'
 	@echo 'make soak       a thousand mixed requests on a small real model, for many minutes'
 	@echo 'make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
@@ -281,6 +291,7 @@ bench: $(CHECKS) $(BENCHES) $(FIXTURES)
 	    $(BUILD)/bench/bench_tokenizer $$tokenizer tests/golden/tokenizers/qwen2.5/cases.jsonl \
 	        ARCHITECTURE.md src/model/tokenizer_parse.c || exit 1; done
 	@$(BUILD)/bench/bench_scheduler
+	@$(BUILD)/bench/bench_kv_cache
 
 # Against the Python package `tokenizers`, which is not installed by anything here.
 differential: $(BUILD)/imbrex $(FIXTURES)
@@ -314,16 +325,18 @@ LIB_TO := $(DESTDIR)$(LIBDIR)
 install: check-prefix all
 	install -d "$(BIN_TO)" "$(INCLUDE_TO)" "$(LIB_TO)/pkgconfig"
 	install -m 755 $(BUILD)/imbrex "$(BIN_TO)/"
-	install -m 644 include/imbrex.h "$(INCLUDE_TO)/"
+	install -m 644 include/imbrex.h include/imbrex_kv.h "$(INCLUDE_TO)/"
 	install -m 644 $(BUILD)/libimbrex.a "$(LIB_TO)/"
 	install -m 755 $(BUILD)/libimbrex.so "$(LIB_TO)/libimbrex.so.$(VERSION)"
 	ln -sf libimbrex.so.$(VERSION) "$(LIB_TO)/$(SONAME)"
 	ln -sf $(SONAME) "$(LIB_TO)/libimbrex.so"
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
+	    -e 's|@ZSTD@|$(PC_ZSTD)|' \
 	    imbrex.pc.in > "$(LIB_TO)/pkgconfig/imbrex.pc"
 
 uninstall: check-prefix
-	rm -f "$(BIN_TO)/imbrex" "$(INCLUDE_TO)/imbrex.h" "$(LIB_TO)/libimbrex.a" \
+	rm -f "$(BIN_TO)/imbrex" "$(INCLUDE_TO)/imbrex.h" "$(INCLUDE_TO)/imbrex_kv.h" \
+	    "$(LIB_TO)/libimbrex.a" \
 	    "$(LIB_TO)/libimbrex.so" "$(LIB_TO)/$(SONAME)" "$(LIB_TO)/libimbrex.so.$(VERSION)" \
 	    "$(LIB_TO)/pkgconfig/imbrex.pc"
 

@@ -58,6 +58,8 @@ has_tool ar || need binutils
 { [ -n "$cc" ] && has_library "$cc" utf8proc.h -lutf8proc; } || need libutf8proc-dev
 { [ -n "$cc" ] && has_library "$cc" pcre2.h -DPCRE2_CODE_UNIT_WIDTH=8 -lpcre2-8; } ||
     need libpcre2-dev
+{ [ -n "$cc" ] && has_library "$cc" openssl/sha.h -lcrypto; } || need libssl-dev
+{ [ -n "$cc" ] && has_library "$cc" zstd.h -lzstd; } || need libzstd-dev
 
 if [ "$level" != build ]; then
     cmocka_headers="stdarg.h stddef.h stdint.h setjmp.h cmocka.h"

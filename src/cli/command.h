@@ -35,7 +35,7 @@ struct command {
 };
 
 extern const struct command command_run, command_chat, command_inspect, command_tokenize,
-    command_perplexity, command_quantize, command_bench;
+    command_perplexity, command_quantize, command_kv_sim, command_bench;
 /* Behind command_bench. */
 extern const struct command bench_engine;
 

@@ -13,7 +13,7 @@
 
 static const struct command *const commands[] = {
     &command_run,        &command_chat,     &command_inspect, &command_tokenize,
-    &command_perplexity, &command_quantize, &command_bench,
+    &command_perplexity, &command_quantize, &command_kv_sim,  &command_bench,
 };
 #define NUM_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 #define MAX_SUBCOMMANDS 8 /* of one command */

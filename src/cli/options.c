@@ -111,18 +111,19 @@ static bool parse_unsigned(const char *text, uint64_t *value)
 static bool parse_real(const struct option_spec *option, const char *text, double *value)
 {
     char *end;
-    /* The library takes floats: what rounds to an end of the range is that end. */
     double parsed = strtod(text, &end);
     if (!(fabs(parsed) <= FLT_MAX)) {
         return false;
     }
-    float rounded = (float)parsed;
-    float min = (float)option->min, max = (float)option->max;
+    /* Where the library takes floats, what rounds to an end of the range is that end. */
+    double rounded = option->is_double ? parsed : (double)(float)parsed;
+    double min = option->is_double ? option->min : (double)(float)option->min;
+    double max = option->is_double ? option->max : (double)(float)option->max;
     if (end == text || *end != '\0' || rounded > max || rounded < min ||
         (option->above_min && rounded == min) || (option->below_max && rounded == max)) {
         return false;
     }
-    *value = (double)rounded;
+    *value = rounded;
     return true;
 }
 

@@ -51,6 +51,7 @@ struct option_spec {
     const char *default_text; /* where the default is not a number in the settings */
     double min, max;
     bool above_min, below_max; /* the end itself is not allowed */
+    bool is_double;            /* OPTION_TYPE_REAL: not rounded to a float */
     const struct option_choice *choices;
     size_t offset; /* into the command's settings */
 };

@@ -1,0 +1,823 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* imbrex kv-sim: request traces replayed through the engine's prefix cache, one run a load. Tables
+ * are printed as each load is done; what was asked for as a file is written at the end. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/command.h"
+#include "cli/kv_report.h"
+#include "cli/output.h"
+#include "cli/signals.h"
+#include "imbrex_kv.h"
+
+#define BAR_COLUMNS 30
+#define BAR_NAME_BYTES 32    /* of a trace beside the bar */
+#define MAX_POLICY_NAMES 64  /* more than there are */
+#define MAX_CAPACITY 1e12    /* tokens */
+#define MAX_PREFILL_RATE 1e9 /* tokens/s */
+#define MAX_QUEUE 1e6        /* requests */
+
+struct kv_sim_settings {
+    struct option_strings traces;
+    const char *starts, *policies, *capacities, *prefill_rates, *target_queues, *json, *html;
+    struct option_integer block_size, num_slots, seed;
+    struct option_real decode_ms, session_span_s, warm, hint_error;
+    bool is_live, has_ablations;
+};
+
+static const struct kv_sim_settings kv_sim_defaults = {
+    .policies = "all",
+    .block_size = {.value = 512},
+    .num_slots = {.value = 64},
+    .seed = {.value = 1},
+    .session_span_s = {.value = 28800},
+    .warm = {.value = 0.5},
+};
+
+static const struct option_spec kv_sim_options[] = {
+    {.long_name = "trace",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRINGS,
+     .group = "Traces",
+     .help = "a trace with block ids: Mooncake or Bailian jsonl, WEKA jsonl, also compressed "
+             "(.zst); may be given several times; - is standard input",
+     .offset = offsetof(struct kv_sim_settings, traces)},
+    {.long_name = "starts",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "Traces",
+     .help = "when each session of a WEKA trace starts: a number of seconds a line",
+     .default_text = "drawn with the seed",
+     .offset = offsetof(struct kv_sim_settings, starts)},
+    {.long_name = "session-span",
+     .argument = "S",
+     .type = OPTION_TYPE_REAL,
+     .group = "Traces",
+     .help = "starts are drawn from so many seconds",
+     .max = 1e9,
+     .above_min = true,
+     .is_double = true,
+     .offset = offsetof(struct kv_sim_settings, session_span_s)},
+    {.long_name = "warm",
+     .argument = "W",
+     .type = OPTION_TYPE_REAL,
+     .group = "Traces",
+     .help = "share of the requests, the first ones, that fill the cache and are learned from but "
+             "not scored",
+     .max = 1,
+     .below_max = true,
+     .is_double = true,
+     .offset = offsetof(struct kv_sim_settings, warm)},
+    {.long_name = "hint-error",
+     .argument = "P",
+     .type = OPTION_TYPE_REAL,
+     .group = "Traces",
+     .help = "give hints whether a prefix will return, made from the trace's future and wrong with "
+             "this probability",
+     .default_text = "no hints",
+     .max = 1,
+     .is_double = true,
+     .offset = offsetof(struct kv_sim_settings, hint_error)},
+    {.long_name = "seed",
+     .argument = "S",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Traces",
+     .help = "the same seed gives the same figures",
+     .max = UINT32_MAX,
+     .offset = offsetof(struct kv_sim_settings, seed)},
+    {.long_name = "policy",
+     .argument = "all|LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "Cache",
+     .help = "names with commas between them; lru, MIN and infinite are always shown",
+     .default_text = "all",
+     .offset = offsetof(struct kv_sim_settings, policies)},
+    {.long_name = "ablations",
+     .type = OPTION_TYPE_FLAG,
+     .group = "Cache",
+     .help = "also show predictive with one of its components off, for each of them",
+     .offset = offsetof(struct kv_sim_settings, has_ablations)},
+    {.long_name = "capacity",
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "Cache",
+     .help = "tokens that the cache holds, such as 1M,3.1M,500k",
+     .offset = offsetof(struct kv_sim_settings, capacities)},
+    {.long_name = "block",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Cache",
+     .help = "tokens of a block; a multiple of the trace's",
+     .min = 1,
+     .max = 1048576,
+     .offset = offsetof(struct kv_sim_settings, block_size)},
+    {.long_name = "slots",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Service",
+     .help = "requests that run at once",
+     .min = 1,
+     .max = 1048576,
+     .offset = offsetof(struct kv_sim_settings, num_slots)},
+    {.long_name = "target-queue",
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "Service",
+     .help = "loads: for each, the prefill rate under which lru lets so many requests wait on "
+             "average is looked for",
+     .default_text = "0.3",
+     .offset = offsetof(struct kv_sim_settings, target_queues)},
+    {.long_name = "prefill-rate",
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "Service",
+     .help = "loads: instead, uncached prompt tokens a second, such as 190k",
+     .offset = offsetof(struct kv_sim_settings, prefill_rates)},
+    {.long_name = "decode-ms",
+     .argument = "MS",
+     .type = OPTION_TYPE_REAL,
+     .group = "Service",
+     .help = "time of an output token",
+     .default_text = "20 for chats, 10 for agents",
+     .max = 1e6,
+     .above_min = true,
+     .is_double = true,
+     .offset = offsetof(struct kv_sim_settings, decode_ms)},
+    {.long_name = "live",
+     .type = OPTION_TYPE_FLAG,
+     .group = "Service",
+     .help = "let each policy's hits shorten its own queue; without, all are replayed on the times "
+             "that lru gives",
+     .offset = offsetof(struct kv_sim_settings, is_live)},
+    {.long_name = "json",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "Report",
+     .help = "write the figures to a JSON file too; -: to standard output, instead of the tables",
+     .offset = offsetof(struct kv_sim_settings, json)},
+    {.long_name = "html",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "Report",
+     .help = "write a page with charts too, which needs no other file; -: as above",
+     .offset = offsetof(struct kv_sim_settings, html)},
+};
+
+/* A file of the report. */
+struct report_file {
+    const char *path; /* NULL: not asked for */
+    FILE *file;       /* NULL: standard output */
+};
+
+struct kv_sim_state {
+    const struct kv_sim_settings *settings;
+    struct imbrex_kv_sim_options options;
+    struct kv_load *loads; /* [report.num_loads] */
+    int64_t *capacities;
+    char *policy_text; /* what policy_names point into, but for lru */
+    const char *policy_names[MAX_POLICY_NAMES];
+    char *command_line;
+    struct kv_report report;
+    struct report_file json, html;
+    size_t load_idx;
+    bool has_bar; /* standard error is a terminal */
+    struct imbrex_kv_sim_progress shown;
+    int shown_percent;
+};
+
+static int report_out_of_memory(void)
+{
+    output_error("out of memory");
+    return EXIT_CODE_FAILURE;
+}
+
+/* ---- lists of numbers ------------------------------------------------------------------------ */
+
+struct number_kind {
+    const char *option, *expected;
+    double max;
+    bool is_whole;
+};
+
+/* [num_bytes] of text: digits, one point, one of k, M, G. */
+static bool parse_scaled(const char *text, size_t num_bytes, double *value)
+{
+    char number[32], *end;
+    size_t num_digits = strspn(text, "0123456789.");
+    double scale = 1;
+
+    if (num_digits + 1 == num_bytes) {
+        char suffix = text[num_digits];
+        scale = suffix == 'k' || suffix == 'K' ? 1e3
+                : suffix == 'M'                ? 1e6
+                : suffix == 'G'                ? 1e9
+                                               : 0;
+    }
+    if (num_digits == 0 || num_digits >= sizeof(number) || num_digits > num_bytes ||
+        num_digits + 1 < num_bytes || scale == 0) {
+        return false;
+    }
+    memcpy(number, text, num_digits);
+    number[num_digits] = '\0';
+    *value = strtod(number, &end) * scale;
+    return end == number + num_digits;
+}
+
+/* 3.1M is no exact double times a million, but as good as whole. */
+static bool round_whole(double *value)
+{
+    double whole = round(*value);
+
+    if (fabs(*value - whole) > 1e-9 * whole) {
+        return false;
+    }
+    *value = whole;
+    return true;
+}
+
+static int parse_number(const struct number_kind *kind, const char *item, size_t num_bytes,
+                        const double *before, size_t num_before, double *value)
+{
+    if (!parse_scaled(item, num_bytes, value) || (kind->is_whole && !round_whole(value)) ||
+        *value <= 0 || *value > kind->max) {
+        output_error("kv-sim: --%s: expected %s in (0, %g], found \"%.*s\"", kind->option,
+                     kind->expected, kind->max, (int)num_bytes, item);
+        return EXIT_CODE_INPUT;
+    }
+    for (size_t i = 0; i < num_before; i++) {
+        if (before[i] == *value) {
+            output_error("kv-sim: --%s: expected each number once, found \"%.*s\" again",
+                         kind->option, (int)num_bytes, item);
+            return EXIT_CODE_INPUT;
+        }
+    }
+    return EXIT_CODE_OK;
+}
+
+/* *numbers is [*count], at least one, freed by the caller. */
+static int parse_numbers(const struct number_kind *kind, const char *text, double **numbers,
+                         size_t *count)
+{
+    size_t max_numbers = 1, num_parsed = 0;
+
+    for (const char *at = text; *at != '\0'; at++) {
+        max_numbers += *at == ',';
+    }
+    double *parsed = calloc(max_numbers, sizeof(*parsed));
+    if (parsed == NULL) {
+        return report_out_of_memory();
+    }
+    for (const char *item = text; num_parsed < max_numbers; num_parsed++) {
+        size_t num_bytes = strcspn(item, ",");
+        int exit_code =
+            parse_number(kind, item, num_bytes, parsed, num_parsed, &parsed[num_parsed]);
+        if (exit_code != EXIT_CODE_OK) {
+            free(parsed);
+            return exit_code;
+        }
+        item += num_bytes + 1;
+    }
+    *numbers = parsed;
+    *count = num_parsed;
+    return EXIT_CODE_OK;
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static int report_needs(const char *option, const char *expected)
+{
+    output_error("kv-sim: --%s: expected %s; see imbrex kv-sim --help", option, expected);
+    return EXIT_CODE_INPUT;
+}
+
+static int choose_capacities(struct kv_sim_state *state)
+{
+    static const struct number_kind kind = {"capacity", "tokens such as 3.1M", MAX_CAPACITY,
+                                            .is_whole = true};
+    double *numbers = NULL;
+    size_t count = 0;
+    int exit_code = parse_numbers(&kind, state->settings->capacities, &numbers, &count);
+
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    state->capacities = calloc(count, sizeof(*state->capacities));
+    if (state->capacities == NULL) {
+        free(numbers);
+        return report_out_of_memory();
+    }
+    for (size_t i = 0; i < count; i++) {
+        state->capacities[i] = (int64_t)numbers[i];
+    }
+    free(numbers);
+    state->options.capacities = state->capacities;
+    state->options.num_capacities = count;
+    return EXIT_CODE_OK;
+}
+
+static int choose_loads(struct kv_sim_state *state)
+{
+    static const struct number_kind rate_kind = {"prefill-rate", "tokens a second such as 190k",
+                                                 MAX_PREFILL_RATE, .is_whole = false},
+                                    queue_kind = {"target-queue", "a number of requests", MAX_QUEUE,
+                                                  .is_whole = false};
+    const struct kv_sim_settings *settings = state->settings;
+    bool has_rates = settings->prefill_rates != NULL;
+    const char *queues = settings->target_queues != NULL ? settings->target_queues : "0.3";
+    double *numbers = NULL;
+    size_t count = 0;
+    int exit_code = parse_numbers(has_rates ? &rate_kind : &queue_kind,
+                                  has_rates ? settings->prefill_rates : queues, &numbers, &count);
+
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    state->loads = calloc(count, sizeof(*state->loads));
+    if (state->loads == NULL) {
+        free(numbers);
+        return report_out_of_memory();
+    }
+    for (size_t i = 0; i < count; i++) {
+        state->loads[i] = (struct kv_load){
+            .prefill_tokens_per_s = has_rates ? numbers[i] : 0,
+            .target_queue = has_rates ? state->options.target_queue : numbers[i],
+        };
+    }
+    free(numbers);
+    state->report.loads = state->loads;
+    state->report.num_loads = count;
+    return EXIT_CODE_OK;
+}
+
+static int check_policy(const char *name, const char *const *before, size_t num_before)
+{
+    const char *names[MAX_POLICY_NAMES];
+    size_t count = 0;
+
+    for (; count < MAX_POLICY_NAMES; count++) {
+        names[count] = imbrex_kv_policy_name((int32_t)count);
+        if (names[count] == NULL) {
+            break;
+        }
+        if (strcmp(names[count], name) == 0) {
+            for (size_t i = 0; i < num_before; i++) {
+                if (strcmp(before[i], name) == 0) {
+                    output_error("kv-sim: --policy: expected each name once, found \"%s\" again",
+                                 name);
+                    return EXIT_CODE_INPUT;
+                }
+            }
+            return EXIT_CODE_OK;
+        }
+    }
+    char list[256] = "";
+    size_t length = 0;
+    for (size_t i = 0; i < count && length < sizeof(list); i++) {
+        length += (size_t)snprintf(list + length, sizeof(list) - length, ", %s", names[i]);
+    }
+    const char *nearest = options_nearest_name(name, names, count, sizeof(names[0]));
+    output_error("kv-sim: --policy: expected all or some of %s, found \"%s\"%s%s%s",
+                 list + strlen(", "), name, nearest != NULL ? " (did you mean " : "",
+                 nearest != NULL ? nearest : "", nearest != NULL ? "?)" : "");
+    return EXIT_CODE_INPUT;
+}
+
+/* lru stands first, wherever it is named: it is what the others are compared with. */
+static int choose_policies(struct kv_sim_state *state)
+{
+    bool was_lru_named = false, has_predictive = false;
+    size_t count = 1;
+
+    if (strcmp(state->settings->policies, "all") == 0) {
+        return EXIT_CODE_OK;
+    }
+    state->policy_names[0] = imbrex_kv_policy_name(0);
+    state->policy_text = strdup(state->settings->policies);
+    if (state->policy_text == NULL) {
+        return report_out_of_memory();
+    }
+    char *rest = state->policy_text;
+    for (char *name = strsep(&rest, ","); name != NULL; name = strsep(&rest, ",")) {
+        bool is_lru = strcmp(name, state->policy_names[0]) == 0 && !was_lru_named;
+        if (is_lru) {
+            was_lru_named = true;
+            continue;
+        }
+        int exit_code = check_policy(name, state->policy_names, count);
+        if (exit_code != EXIT_CODE_OK) {
+            return exit_code;
+        }
+        has_predictive = has_predictive || strcmp(name, "predictive") == 0;
+        state->policy_names[count++] = name;
+    }
+    if (state->settings->has_ablations && !has_predictive) {
+        return report_needs("ablations", "predictive among the policies of --policy, found none");
+    }
+    state->options.policies = state->policy_names;
+    state->options.num_policies = count;
+    return EXIT_CODE_OK;
+}
+
+static bool is_dash(const char *path)
+{
+    return path != NULL && strcmp(path, "-") == 0;
+}
+
+static int check_settings(const struct kv_sim_settings *settings, const char *operand)
+{
+    size_t num_from_stdin = 0;
+
+    if (operand != NULL) {
+        output_error("kv-sim: unexpected argument \"%s\": a trace is given by --trace", operand);
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->traces.count == 0) {
+        return report_needs("trace", "at least one file, found none");
+    }
+    if (settings->capacities == NULL) {
+        return report_needs("capacity", "tokens such as 1M,3.1M, found none");
+    }
+    if (settings->prefill_rates != NULL && settings->target_queues != NULL) {
+        output_error("kv-sim: expected one of --target-queue and --prefill-rate, found both");
+        return EXIT_CODE_INPUT;
+    }
+    if (is_dash(settings->json) && is_dash(settings->html)) {
+        output_error("kv-sim: expected one of --json and --html to be -, found both");
+        return EXIT_CODE_INPUT;
+    }
+    for (size_t i = 0; i < settings->traces.count; i++) {
+        num_from_stdin += is_dash(settings->traces.values[i]);
+    }
+    if (num_from_stdin > 1) {
+        return report_needs("trace", "- once, found it again");
+    }
+    return EXIT_CODE_OK;
+}
+
+static int choose_options(struct kv_sim_state *state)
+{
+    const struct kv_sim_settings *settings = state->settings;
+    struct imbrex_kv_sim_options *options = &state->options;
+
+    *options = imbrex_kv_sim_options_default();
+    options->traces = settings->traces.values;
+    options->num_traces = settings->traces.count;
+    options->starts = settings->starts;
+    options->session_span_s = settings->session_span_s.value;
+    options->block_size = (int32_t)settings->block_size.value;
+    options->num_slots = (int32_t)settings->num_slots.value;
+    options->decode_s_per_token = settings->decode_ms.value / 1e3;
+    options->seed = (uint64_t)settings->seed.value;
+    options->warm = settings->warm.value;
+    options->is_live = settings->is_live;
+    options->hint_error = settings->hint_error.given ? settings->hint_error.value : -1;
+    options->has_ablations = settings->has_ablations;
+
+    int exit_code = choose_capacities(state);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = choose_loads(state);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = choose_policies(state);
+    }
+    if (exit_code == EXIT_CODE_OK && state->report.num_loads > 1) {
+        for (size_t i = 0; i < options->num_traces; i++) {
+            if (is_dash(options->traces[i])) {
+                /* Each load reads the traces again. */
+                return report_needs("trace", "a file with several loads, found standard input");
+            }
+        }
+    }
+    return exit_code;
+}
+
+/* ---- the command line ------------------------------------------------------------------------ */
+
+/* A word as a shell takes it. */
+static void write_word(FILE *file, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_./,:=+-";
+
+    fputc(' ', file);
+    if (word[0] != '\0' && word[strspn(word, plain)] == '\0') {
+        fputs(word, file);
+        return;
+    }
+    fputc('\'', file);
+    for (; *word != '\0'; word++) {
+        if (*word == '\'') {
+            fputs("'\\''", file);
+        } else {
+            fputc(*word, file);
+        }
+    }
+    fputc('\'', file);
+}
+
+static void write_text_option(FILE *file, const char *name, const char *value)
+{
+    if (value != NULL) {
+        fprintf(file, " --%s", name);
+        write_word(file, value);
+    }
+}
+
+static void write_real_option(FILE *file, const char *name, const struct option_real *real)
+{
+    if (real->given) {
+        fprintf(file, " --%s %.15g", name, real->value);
+    }
+}
+
+/* All that the figures depend on is written out, defaults that may change with a version too. */
+static int format_command_line(struct kv_sim_state *state)
+{
+    const struct kv_sim_settings *settings = state->settings;
+    size_t num_bytes;
+    FILE *file = open_memstream(&state->command_line, &num_bytes);
+
+    if (file == NULL) {
+        return report_out_of_memory();
+    }
+    fputs("imbrex kv-sim", file);
+    for (size_t i = 0; i < settings->traces.count; i++) {
+        write_text_option(file, "trace", settings->traces.values[i]);
+    }
+    write_text_option(file, "starts", settings->starts);
+    write_text_option(file, "policy", settings->policies);
+    write_text_option(file, "capacity", settings->capacities);
+    fprintf(file, " --block %" PRId64 " --slots %" PRId64, settings->block_size.value,
+            settings->num_slots.value);
+    write_text_option(file, "prefill-rate", settings->prefill_rates);
+    if (settings->prefill_rates == NULL) {
+        write_text_option(file, "target-queue",
+                          settings->target_queues != NULL ? settings->target_queues : "0.3");
+    }
+    write_real_option(file, "decode-ms", &settings->decode_ms);
+    write_real_option(file, "session-span", &settings->session_span_s);
+    fprintf(file, " --warm %.15g --seed %" PRId64, settings->warm.value, settings->seed.value);
+    write_real_option(file, "hint-error", &settings->hint_error);
+    fputs(settings->is_live ? " --live" : "", file);
+    fputs(settings->has_ablations ? " --ablations" : "", file);
+    bool is_written = ferror(file) == 0;
+    if (fclose(file) != 0 || !is_written) {
+        return report_out_of_memory();
+    }
+    return EXIT_CODE_OK;
+}
+
+/* ---- the report's files ---------------------------------------------------------------------- */
+
+/* Opened before the run: a name that cannot be written should not cost one. The old content stays
+ * until there is a new one. */
+static int open_report_file(struct report_file *report_file, const char *path)
+{
+    report_file->path = path;
+    if (path == NULL || is_dash(path)) {
+        return EXIT_CODE_OK;
+    }
+    report_file->file = fopen(path, "ae");
+    if (report_file->file == NULL) {
+        output_error("%s: cannot write: %s", path, strerror(errno));
+        return EXIT_CODE_FAILURE;
+    }
+    return EXIT_CODE_OK;
+}
+
+/* Frees the text. */
+static int write_report_file(const struct report_file *report_file, char *text)
+{
+    int exit_code = EXIT_CODE_OK;
+
+    if (report_file->file == NULL) {
+        output_printf("%s\n", text);
+        free(text);
+        return exit_code;
+    }
+    /* What is no regular file, a pipe or a device, cannot be made empty and needs not be. */
+    bool is_written = (ftruncate(fileno(report_file->file), 0) == 0 || errno == EINVAL) &&
+                      fprintf(report_file->file, "%s\n", text) >= 0 &&
+                      fflush(report_file->file) == 0;
+    if (!is_written) {
+        output_error("%s: cannot write: %s", report_file->path, strerror(errno));
+        exit_code = EXIT_CODE_FAILURE;
+    }
+    free(text);
+    return exit_code;
+}
+
+static int write_report_files(struct kv_sim_state *state)
+{
+    int exit_code = EXIT_CODE_OK;
+    char *text;
+
+    if (state->json.path != NULL) {
+        exit_code = kv_report_format_json(&state->report, &text);
+        if (exit_code == EXIT_CODE_OK) {
+            exit_code = write_report_file(&state->json, text);
+        }
+    }
+    if (exit_code == EXIT_CODE_OK && state->html.path != NULL) {
+        exit_code = kv_report_format_html(&state->report, &text);
+        if (exit_code == EXIT_CODE_OK) {
+            exit_code = write_report_file(&state->html, text);
+        }
+    }
+    return exit_code;
+}
+
+/* ---- the run --------------------------------------------------------------------------------- */
+
+static void clear_bar(const struct kv_sim_state *state)
+{
+    if (state->has_bar) {
+        fprintf(stderr, "\r\033[K");
+    }
+}
+
+/* The front of a file's name, with what would move the cursor replaced. */
+static void copy_shown_name(char shown[BAR_NAME_BYTES + 1], const char *name)
+{
+    size_t length = 0;
+
+    for (; name[length] != '\0' && length < BAR_NAME_BYTES; length++) {
+        unsigned char byte = (unsigned char)name[length];
+        shown[length] = byte < 0x20 || byte > 0x7e ? '?' : name[length];
+    }
+    shown[length] = '\0';
+}
+
+static bool show_progress(void *user, const struct imbrex_kv_sim_progress *progress)
+{
+    struct kv_sim_state *state = user;
+    double done = ((double)state->load_idx + progress->done) / (double)state->report.num_loads;
+    int percent = (int)(100 * done);
+    bool is_new = percent != state->shown_percent || progress->step != state->shown.step ||
+                  progress->trace != state->shown.trace || progress->policy != state->shown.policy;
+
+    if (state->has_bar && is_new) {
+        char name[BAR_NAME_BYTES + 1] = "";
+        int num_marks = (int)(done * BAR_COLUMNS);
+        if (progress->trace != NULL) {
+            copy_shown_name(name, progress->trace);
+        }
+        fprintf(stderr, "\r\033[K[%.*s%*s] %3d %% %s %s %s", num_marks,
+                "##############################", BAR_COLUMNS - num_marks, "", percent,
+                progress->step, name, progress->policy != NULL ? progress->policy : "");
+        state->shown = *progress;
+        state->shown_percent = percent;
+    }
+    return signals_interrupt() == 0;
+}
+
+static bool has_tables(const struct kv_sim_state *state)
+{
+    return !is_dash(state->settings->json) && !is_dash(state->settings->html);
+}
+
+/* Where no table tells of them. */
+static void warn_of_bad_lines(const struct imbrex_kv_sim_result *result)
+{
+    for (size_t i = 0; i < result->num_traces; i++) {
+        const struct imbrex_kv_sim_trace *trace = &result->traces[i];
+        if (trace->num_bad_lines > 0) {
+            output_warning("kv-sim: %s: %" PRId64 " line%s skipped; the first is line %" PRId64
+                           ": %s",
+                           trace->trace, trace->num_bad_lines, trace->num_bad_lines == 1 ? "" : "s",
+                           trace->first_bad_line, trace->first_bad_reason);
+        }
+    }
+}
+
+static int run_load(struct kv_sim_state *state, struct kv_load *load)
+{
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+    struct imbrex_kv_sim_options options = state->options;
+
+    options.prefill_tokens_per_s = load->prefill_tokens_per_s;
+    options.target_queue = load->target_queue;
+    options.progress = show_progress;
+    options.user = state;
+    enum imbrex_status status = imbrex_kv_sim_run(&options, &load->result, &err);
+    clear_bar(state);
+    if (status == IMBREX_STATUS_CANCELLED && signals_interrupt() != 0) {
+        return EXIT_CODE_OK;
+    }
+    if (status != IMBREX_STATUS_OK) {
+        return output_library_error(&err);
+    }
+    if (has_tables(state)) {
+        kv_report_print_load(&state->report, state->load_idx);
+        output_flush();
+    } else if (state->load_idx == 0) {
+        warn_of_bad_lines(load->result);
+    }
+    return EXIT_CODE_OK;
+}
+
+static int run_loads(struct kv_sim_state *state)
+{
+    int exit_code = EXIT_CODE_OK;
+    bool is_shown = has_tables(state);
+
+    if (is_shown) {
+        kv_report_print_head(&state->report);
+    }
+    for (; state->load_idx < state->report.num_loads && exit_code == EXIT_CODE_OK &&
+           signals_interrupt() == 0;
+         state->load_idx++) {
+        exit_code = run_load(state, &state->loads[state->load_idx]);
+    }
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    int signal_number = signals_interrupt();
+    state->report.was_interrupted = signal_number != 0;
+    if (is_shown) {
+        kv_report_print_terms(&state->report);
+    }
+    exit_code = write_report_files(state);
+    if (exit_code == EXIT_CODE_OK && signal_number != 0) {
+        exit_code = EXIT_CODE_SIGNAL + signal_number;
+    }
+    return exit_code;
+}
+
+static int replay(struct kv_sim_state *state, const char *operand)
+{
+    int exit_code = check_settings(state->settings, operand);
+
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = choose_options(state);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = format_command_line(state);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = open_report_file(&state->json, state->settings->json);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = open_report_file(&state->html, state->settings->html);
+    }
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    state->report.options = &state->options;
+    state->report.command_line = state->command_line;
+    signals_note_interrupts(true);
+    signals_watch_interrupts();
+    return run_loads(state);
+}
+
+static void close_report_file(struct report_file *report_file)
+{
+    if (report_file->file != NULL) {
+        fclose(report_file->file);
+    }
+}
+
+static int run(const void *settings, const char *operand)
+{
+    struct kv_sim_state state = {
+        .settings = settings, .has_bar = isatty(STDERR_FILENO) == 1, .shown_percent = -1};
+    int exit_code = replay(&state, operand);
+
+    close_report_file(&state.json);
+    close_report_file(&state.html);
+    for (size_t i = 0; i < state.report.num_loads; i++) {
+        imbrex_free(state.loads[i].result);
+    }
+    free(state.loads);
+    free(state.capacities);
+    free(state.policy_text);
+    free(state.command_line);
+    return exit_code;
+}
+
+const struct command command_kv_sim = {
+    .name = "kv-sim",
+    .synopsis = "--trace FILE --capacity LIST [options]",
+    .summary = "replay a request trace through the prefix cache",
+    .description =
+        "Replays traces of requests through the engine's own prefix cache and its policies, and "
+        "shows what each policy found, beside plain lru, the optimum that knows the future (MIN) "
+        "and a cache that never forgets (infinite). A trace holds arrival times, token counts and "
+        "block ids, no text. A simple service model gives the times: requests wait in a queue, so "
+        "many run at once, one at a time is prefilled at so many uncached tokens a second, and "
+        "each output token takes a constant time. Lines that cannot be read are skipped, counted "
+        "and reported. Ctrl-C ends the run; loads that are done are shown.",
+    .examples = "  imbrex kv-sim --trace chat.jsonl.zst --capacity 1M,3.1M,6.1M --html chat.html\n"
+                "  imbrex kv-sim --trace agents.jsonl --starts starts.txt --capacity 2.6M \\\n"
+                "    --target-queue 0.3,20 --policy queue,predictive --ablations\n"
+                "  imbrex kv-sim --trace agents.jsonl --capacity 2.6M --prefill-rate 190k --live\n",
+    .options = {kv_sim_options, sizeof(kv_sim_options) / sizeof(kv_sim_options[0])},
+    .defaults = &kv_sim_defaults,
+    .settings_bytes = sizeof(kv_sim_defaults),
+    .run = run,
+};

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of docs/kv-cache.md are those of the result files."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PAGE = "before\n<!-- kv-tables: begin -->\n\nold\n\n<!-- kv-tables: end -->\nafter\n"
+
+
+def run(*arguments):
+    result = subprocess.run([sys.executable, os.path.join("tools", "make_kv_tables.py"),
+                             *arguments], capture_output=True, text=True, timeout=60)
+    return result.returncode, result.stdout + result.stderr
+
+
+def row(policy, capacity, hit_rate, closure):
+    return {"policy": policy, "capacity_tokens": capacity, "hit_rate": hit_rate,
+            "closure": closure, "prefill_tokens_per_s": 92277.4, "mean_queue": 0.301,
+            "ttft_s": {"mean": 0.19, "p50": 0.1, "p90": 0.52, "p99": 12.34}, "num_requests": 6000}
+
+
+def report(**changes):
+    rows = [row(policy, capacity, hit_rate, closure) for capacity in (1000000, 3100000)
+            for policy, hit_rate, closure in (("lru", 0.0547, 0.0), ("predictive", 0.1006, 0.297),
+                                              ("MIN", 0.2092, 1.0), ("infinite", 0.398, None))]
+    trace = {"trace": "a|b.jsonl", "num_requests": 12031, "num_sessions": 9000, "bad_lines": None}
+    return {"machine": {"cpu": "a processor", "version": "0.1.0", "commit": None},
+            "command_line": "imbrex kv-sim --trace a.jsonl", "interrupted": False,
+            "options": {"timeline": "frozen", "traces": ["a.jsonl"], "starts": None},
+            "tables": [{"prefill_tokens_per_s": None, "target_queue": 0.3, "trace": trace,
+                        "rows": rows}], **changes}
+
+
+class Tables(unittest.TestCase):
+    def test_page_of_this_tree(self):
+        """Catches result files that were renewed without the page, and figures typed into it."""
+        self.assertEqual(run("--check"), (0, ""))
+
+    def tree(self, page, **reports):
+        build = os.environ.get("IMBREX_BUILD", "build")
+        os.makedirs(build, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=build)
+        self.addCleanup(folder.cleanup)
+        os.makedirs(os.path.join(folder.name, "docs"))
+        os.makedirs(os.path.join(folder.name, "bench", "results"))
+        with open(os.path.join(folder.name, "docs", "kv-cache.md"), "w", encoding="utf-8") as file:
+            file.write(page)
+        for name, content in reports.items():
+            path = os.path.join(folder.name, "bench", "results", f"{name}-kv-sim.json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+        return folder.name
+
+    def page(self, root):
+        with open(os.path.join(root, "docs", "kv-cache.md"), encoding="utf-8") as file:
+            return file.read()
+
+    def test_made(self):
+        """Catches a figure in another row or column, and text around the tables that is lost."""
+        root = self.tree(PAGE, b=report(), a=report(command_line="imbrex kv-sim --trace first"))
+        status, output = run("--check", root)
+        self.assertEqual(status, 1)
+        self.assertIn("make_kv_tables.py", output)
+        self.assertEqual(self.page(root), PAGE)
+        self.assertEqual(run(root), (0, ""))
+        text = self.page(root)
+        self.assertTrue(text.startswith("before\n<!-- kv-tables: begin -->\n\nFrom "))
+        self.assertTrue(text.endswith("<!-- kv-tables: end -->\nafter\n"))
+        self.assertNotIn("old", text)
+        self.assertLess(text.index("--trace first"), text.index("--trace a.jsonl"))
+        for line in ("| hit rate % (closure %) | 1M | 3.1M |", "| lru | 5.47 (0) | 5.47 (0) |",
+                     "| predictive | 10.06 (30) | 10.06 (30) |", "| infinite | 39.80 | 39.80 |",
+                     "| lru | 0.190 / 12.3 | 0.190 / 12.3 |", "| waiting, lru | 0.301 | 0.301 |",
+                     "| prefill tokens/s | 92277 | 92277 |"):
+            self.assertEqual(text.count(line + "\n"), 2, line)
+        self.assertNotIn("  \n", text)
+        self.assertEqual(run("--check", root), (0, ""))
+
+    def test_refused(self):
+        """Catches a page without its markers, half a run that passes for a whole one, and a
+        command line that works on one machine only."""
+        status, output = run(self.tree("no markers\n", a=report()))
+        self.assertEqual(status, 1)
+        self.assertIn("kv-tables: begin", output)
+        absolute = {"timeline": "frozen", "traces": ["/a.jsonl"], "starts": None}
+        for changes, expected in (({"interrupted": True}, "interrupted"),
+                                  ({"options": absolute}, "/a.jsonl")):
+            root = self.tree(PAGE, a=report(**changes))
+            status, output = run(root)
+            self.assertEqual(status, 1)
+            self.assertIn(expected, output)
+            self.assertEqual(self.page(root), PAGE)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the tables of docs/kv-cache.md. usage: make_kv_tables.py [--check] [ROOT]
+
+Reads what `imbrex kv-sim --json` wrote to bench/results/*-kv-sim.json and replaces what stands
+between the markers of the page. --check changes nothing and fails if the page would change.
+"""
+import glob
+import json
+import math
+import os
+import re
+import sys
+
+PAGE = os.path.join("docs", "kv-cache.md")
+RESULTS = os.path.join("bench", "results", "*-kv-sim.json")
+BEGIN, END = "<!-- kv-tables: begin -->", "<!-- kv-tables: end -->"
+
+
+def tokens_text(count):
+    """As the program shows capacities: 3.1M, 512."""
+    for scale, suffix in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= scale:
+            return f"{count / scale:.4g}{suffix}"
+    return str(count)
+
+
+def number_text(value):
+    if value is None:
+        return "-"
+    size = abs(value)
+    return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3}f}"
+
+
+def hit_text(row):
+    text = f"{100 * row['hit_rate']:.2f}"
+    if row["closure"] is not None:
+        # Halves away from zero, as the program rounds; int() of -0.0 is 0.
+        percent = 100 * row["closure"]
+        text += f" ({int(math.copysign(math.floor(abs(percent) + 0.5), percent))})"
+    return text
+
+
+def ttft_text(row):
+    return f"{number_text(row['ttft_s']['mean'])} / {number_text(row['ttft_s']['p99'])}"
+
+
+def queue_text(row):
+    return number_text(row["mean_queue"])
+
+
+def rate_text(row):
+    return f"{row['prefill_tokens_per_s']:.0f}"
+
+
+def cell(text):
+    return text.replace("|", "\\|")
+
+
+def make_table(table, title, rows):
+    """rows: [(name, policy, text of a row)]."""
+    capacities = list(dict.fromkeys(row["capacity_tokens"] for row in table["rows"]))
+    found = {(row["policy"], row["capacity_tokens"]): row for row in table["rows"]}
+    yield "| " + " | ".join([title, *map(tokens_text, capacities)]) + " |"
+    yield "|---" + "|---:" * len(capacities) + "|"
+    for name, policy, text_of in rows:
+        texts = [text_of(found[policy, capacity]) for capacity in capacities]
+        yield "| " + " | ".join([cell(name), *texts]) + " |"
+    yield ""
+
+
+def load_text(table):
+    if table["prefill_tokens_per_s"] is not None:
+        return f"{table['prefill_tokens_per_s']:.9g} uncached prompt tokens/s"
+    return f"{table['target_queue']:g} requests waiting under `lru`"
+
+
+def make_section(table, timeline):
+    trace = table["trace"]
+    policies = list(dict.fromkeys(row["policy"] for row in table["rows"]))
+    yield f"### {trace['trace']}, {load_text(table)}, {timeline}"
+    yield ""
+    bad = trace["bad_lines"]
+    # Some formats do not tell them.
+    sessions = f" of {trace['num_sessions']:,} sessions" if trace["num_sessions"] else ""
+    yield (f"{trace['num_requests']:,} requests{sessions}, "
+           f"{table['rows'][0]['num_requests']:,} scored"
+           + (f"; {bad['count']} lines skipped" if bad else "") + ".")
+    yield ""
+    yield from make_table(table, "hit rate % (closure %)",
+                          [(name, name, hit_text) for name in policies])
+    yield from make_table(table, "TTFT mean / p99, s",
+                          [(name, name, ttft_text) for name in policies])
+    waiting = policies if timeline == "live" else ["lru"]
+    yield from make_table(table, "load",
+                          [(f"waiting, {name}", name, queue_text) for name in waiting]
+                          + [("prefill tokens/s", "lru", rate_text)])
+
+
+def make_file(root, path):
+    with open(path, encoding="utf-8") as file:
+        report = json.load(file)
+    if report["interrupted"]:
+        raise ValueError(f"{path}: expected a whole run, found one that was interrupted")
+    for trace in [*report["options"]["traces"], report["options"]["starts"] or ""]:
+        if os.path.isabs(trace):
+            raise ValueError(f"{path}: expected traces named from the folder that they are in, "
+                             f"found {trace}, which is nothing elsewhere")
+    machine = report["machine"]
+    shown = os.path.relpath(path, root).replace(os.sep, "/")
+    commit = f" ({machine['commit']})" if machine["commit"] else ""
+    yield f"From [{shown}](../{shown}), imbrex {machine['version']}{commit}, {machine['cpu']}:"
+    yield ""
+    yield f"    {report['command_line']}"
+    yield ""
+    for table in report["tables"]:
+        yield from make_section(table, report["options"]["timeline"])
+
+
+def make_tables(root):
+    paths = sorted(glob.glob(os.path.join(root, RESULTS)))
+    lines = [line for path in paths for line in make_file(root, path)]
+    return "\n".join(lines or ["There are no result files yet.", ""])
+
+
+def main():
+    arguments = sys.argv[1:]
+    check = "--check" in arguments
+    roots = [argument for argument in arguments if argument != "--check"]
+    root = roots[0] if roots else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+    page = os.path.join(root, PAGE)
+    with open(page, encoding="utf-8") as file:
+        text = file.read()
+    pattern = re.compile(f"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        sys.exit(f"{page}: expected one pair of the markers {BEGIN} and {END}")
+    try:
+        tables = make_tables(root)
+    except (ValueError, KeyError, TypeError) as error:
+        sys.exit(f"make_kv_tables: {error!r}")
+    made = pattern.sub(lambda _: f"\n{tables}\n", text)
+    if check and made != text:
+        sys.exit(f"{page}: expected the tables of {RESULTS}, found others; "
+                 "run tools/make_kv_tables.py")
+    if made != text:
+        with open(page, "w", encoding="utf-8") as file:
+            file.write(made)
+
+
+if __name__ == "__main__":
+    main()
