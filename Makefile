@@ -5,7 +5,7 @@
 #   CFLAGS='-O2 -g' optimisation and debugging   PREFIX=/usr/local  where `make install` puts it
 #   JOBS=n          compilations at once         DESTDIR=           prefix for packagers
 #   TESTS='a b'     run only these tests         FUZZ_SECONDS=60    time for each fuzz target
-#   CUDA=0          no CUDA kernels; 1 where nvcc and cuda.h are found   NVCC=   the compiler of them
+#   CUDA=0          leave the CUDA kernels out   NVCC=nvcc          their compiler
 #   V=1             print whole commands
 
 ifeq ($(origin CC),default)
@@ -72,7 +72,8 @@ DL_LIB := $(if $(filter 1,$(CUDA)),-ldl)
 # Programs take these libraries in, so that they start on a machine that has none of them.
 static_library = $(filter /%,$(shell $(CC) -print-file-name=lib$(1).a 2>/dev/null))
 static_or_shared = $(firstword $(static_library) -l$(1))
-STATIC_LIBS := $(foreach l,jansson utf8proc pcre2-8,$(call static_or_shared,$(l))) -lpthread -lm $(DL_LIB)
+STATIC_LIBS := $(foreach l,jansson utf8proc pcre2-8,$(call static_or_shared,$(l))) -lpthread -lm \
+    $(DL_LIB)
 SHARED_LIBS := -ljansson -lutf8proc -lpcre2-8 -lpthread -lm $(DL_LIB)
 
 # ---- sources: found by their folder -----------------------------------------------------------
@@ -133,7 +134,8 @@ C_FILES := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] tests/*.[ch] tests
     fuzz/*.[ch] examples/*.[ch] bench/*.[ch])
 
 # A recursive make that uses all cores unless the caller chose otherwise.
-SUBMAKE = +$(MAKE) KERNELS=$(KERNELS) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
+SUBMAKE = +$(MAKE) KERNELS=$(KERNELS) --no-print-directory \
+    $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
 RUN_TESTS = python3 tools/run_tests --build $(BUILD) $(if $(TESTS),--only "$(TESTS)") \
     $(if $(SANITIZE),--limit 1200)
 

@@ -4,14 +4,14 @@
  *
  * A device is opened once and used by one thread at a time. It works in the primary context of its
  * GPU, so pointers and streams of the CUDA runtime, PyTorch or JAX are usable as they are. Calls
- * that launch are asynchronous on the caller's stream, allocate nothing, may be captured into a CUDA
- * graph, and leave the calling thread's current context as it was. A captured launch keeps pointers
- * and shapes, not the params struct.
+ * that launch are asynchronous on the caller's stream, allocate nothing, may be captured into a
+ * CUDA graph, and leave the calling thread's current context as it was. A captured launch keeps
+ * pointers and shapes, not the params struct.
  *
  * Statuses of all functions here: INVALID_ARGUMENT, an argument breaks the rule that the message
- * names, nothing was launched; UNSUPPORTED, valid but not for these kernels or this GPU, nothing was
- * launched; OUT_OF_MEMORY; DEVICE, the GPU or its driver failed, and work launched earlier may be
- * what failed. `err` may be NULL. */
+ * names, nothing was launched; UNSUPPORTED, valid but not for these kernels or this GPU, nothing
+ * was launched; OUT_OF_MEMORY; DEVICE, the GPU or its driver failed, and work launched earlier may
+ * be what failed. `err` may be NULL. */
 #ifndef IMBREX_OPS_H
 #define IMBREX_OPS_H
 
@@ -53,7 +53,7 @@ struct imbrex_device_info {
     int32_t device_idx;
     int32_t compute_capability; /* 90 is 9.0 */
     int32_t num_sms;
-    int32_t driver_version;     /* of CUDA: 13000 is 13.0 */
+    int32_t driver_version; /* of CUDA: 13000 is 13.0 */
     int64_t l2_bytes;
     int64_t kernel_image_bytes; /* of the kernels loaded so far */
     int64_t kernel_load_ns;     /* what loading them took, together */
@@ -66,17 +66,17 @@ IMBREX_API void imbrex_device_describe(const struct imbrex_device *device,
 
 /* How the bf16 matrix kernels want their matrices (the copy engine's rules, TMA): row-major, base
  * addresses multiples of 16 bytes, row strides multiples of 8 elements and at least the width. Any
- * width and height from 1 on will do where the strides allow it. Memory is the device's own, or host
- * memory that is registered with CUDA, whole from the first element to the last; where it lies is
- * looked at when a matrix (address, shape and strides) is new to the device. Outputs overlap no
+ * width and height from 1 on will do where the strides allow it. Memory is the device's own, or
+ * host memory that is registered with CUDA, whole from the first element to the last; where it lies
+ * is looked at when a matrix (address, shape and strides) is new to the device. Outputs overlap no
  * input. */
 
 /* D = silu(A · gateᵀ) * (A · upᵀ), without storing either product. silu(x) = x / (1 + exp(-x)).
  * fp32 accumulation, one rounding at the store. Source: GLU variants, arXiv 2002.05202.
  *
  * Concatenated weights are told by where gate and up point: [gate; up] in one matrix w is gate = w,
- * up = w + intermediate_size * stride; [up; gate] the other way round. No form needs a repacked copy.
- * num_tokens = 0 does nothing. */
+ * up = w + intermediate_size * stride; [up; gate] the other way round. No form needs a repacked
+ * copy. num_tokens = 0 does nothing. */
 struct imbrex_gemm_swiglu_params {
     const void *a;    /* [num_tokens, hidden_size] bf16 */
     const void *gate; /* [intermediate_size, hidden_size] bf16 */
@@ -89,10 +89,10 @@ struct imbrex_gemm_swiglu_params {
 
 /* D = A · Bᵀ + bias. The same kernel without its activation; num_tokens = 0 does nothing. */
 struct imbrex_gemm_params {
-    const void *a;    /* [num_tokens, in_features] bf16 */
-    const void *b;    /* [out_features, in_features] bf16 */
+    const void *a;     /* [num_tokens, in_features] bf16 */
+    const void *b;     /* [out_features, in_features] bf16 */
     const float *bias; /* [out_features] fp32, or NULL */
-    void *d;          /* [num_tokens, out_features] bf16, written; overlaps no input */
+    void *d;           /* [num_tokens, out_features] bf16, written; overlaps no input */
     int64_t a_stride, b_stride, d_stride; /* as above */
     int32_t num_tokens, in_features, out_features;
 };

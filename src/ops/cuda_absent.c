@@ -11,7 +11,7 @@ static enum imbrex_status report_absent(struct imbrex_error *err)
 
 struct imbrex_device_options imbrex_device_options_default(void)
 {
-    return (struct imbrex_device_options){.max_tensor_maps = 1};
+    return (struct imbrex_device_options){.max_tensor_maps = 1024, .overlap_launches = true};
 }
 
 enum imbrex_status imbrex_device_open(int32_t device_idx,
@@ -38,22 +38,24 @@ void imbrex_device_describe(const struct imbrex_device *device, struct imbrex_de
 
 enum imbrex_status imbrex_gemm_swiglu(struct imbrex_device *device,
                                       const struct imbrex_gemm_swiglu_params *params,
-                                      const char *variant, void *stream, struct imbrex_error *err)
+                                      const struct imbrex_kernel_plan *plan, void *stream,
+                                      struct imbrex_error *err)
 {
     (void)device;
     (void)params;
-    (void)variant;
+    (void)plan;
     (void)stream;
     return report_absent(err);
 }
 
 enum imbrex_status imbrex_gemm(struct imbrex_device *device,
-                               const struct imbrex_gemm_params *params, const char *variant,
-                               void *stream, struct imbrex_error *err)
+                               const struct imbrex_gemm_params *params,
+                               const struct imbrex_kernel_plan *plan, void *stream,
+                               struct imbrex_error *err)
 {
     (void)device;
     (void)params;
-    (void)variant;
+    (void)plan;
     (void)stream;
     return report_absent(err);
 }
@@ -76,21 +78,23 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
 
 enum imbrex_status imbrex_kernel_check(const struct imbrex_device *device,
                                        const struct imbrex_kernel_shape *shape,
-                                       int32_t variant_idx, struct imbrex_error *err)
+                                       const struct imbrex_kernel_plan *plan,
+                                       struct imbrex_error *err)
 {
     (void)device;
     (void)shape;
-    (void)variant_idx;
+    (void)plan;
     return report_absent(err);
 }
 
 enum imbrex_status imbrex_kernel_choose(const struct imbrex_device *device,
                                         const struct imbrex_kernel_shape *shape,
-                                        struct imbrex_kernel_choice *choice,
+                                        int32_t variant_idx, struct imbrex_kernel_plan *plan,
                                         struct imbrex_error *err)
 {
     (void)device;
     (void)shape;
-    (void)choice;
+    (void)variant_idx;
+    (void)plan;
     return report_absent(err);
 }

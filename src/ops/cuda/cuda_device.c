@@ -16,7 +16,8 @@
 
 struct imbrex_device_options imbrex_device_options_default(void)
 {
-    return (struct imbrex_device_options){.max_tensor_maps = DEFAULT_MAX_TENSOR_MAPS};
+    return (struct imbrex_device_options){.max_tensor_maps = DEFAULT_MAX_TENSOR_MAPS,
+                                          .overlap_launches = true};
 }
 
 static enum imbrex_status read_attribute(const struct driver *driver, CUdevice gpu,
@@ -45,8 +46,8 @@ static enum imbrex_status find_gpu(struct imbrex_device *device, int32_t device_
                          (int)device_idx, num_gpus - 1, num_gpus, num_gpus == 1 ? "" : "s");
     }
     TRY(DRIVER_CALL(driver, err, device_get, &device->gpu, device_idx));
-    TRY(DRIVER_CALL(driver, err, device_get_name, description->name,
-                    (int)sizeof(description->name), device->gpu));
+    TRY(DRIVER_CALL(driver, err, device_get_name, description->name, (int)sizeof(description->name),
+                    device->gpu));
     TRY(read_attribute(driver, device->gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major,
                        err));
     TRY(read_attribute(driver, device->gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor,
@@ -54,8 +55,7 @@ static enum imbrex_status find_gpu(struct imbrex_device *device, int32_t device_
     TRY(read_attribute(driver, device->gpu, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
                        &description->num_sms, err));
     TRY(read_attribute(driver, device->gpu, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &l2_bytes, err));
-    TRY(read_attribute(driver, device->gpu,
-                       CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+    TRY(read_attribute(driver, device->gpu, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
                        &device->max_shared_bytes, err));
     description->device_idx = device_idx;
     description->compute_capability = 10 * major + minor;
@@ -98,6 +98,7 @@ enum imbrex_status cuda_device_create(const struct driver *driver, int32_t devic
         return error_out_of_memory(err, "device", sizeof(*created));
     }
     created->driver = *driver;
+    created->overlap_launches = options->overlap_launches;
     size_t functions_bytes = (size_t)kernel_table_count() * sizeof(created->functions[0]);
     created->functions = calloc(1, functions_bytes);
     if (created->functions == NULL) {
@@ -165,9 +166,9 @@ enum imbrex_status cuda_device_leave(struct imbrex_device *device, enum imbrex_s
 {
     CUcontext left = NULL;
     CUresult result = device->driver.ctx_pop_current(&left);
-    return status != IMBREX_STATUS_OK ? status
-                                      : driver_check(&device->driver, result, "ctx_pop_current",
-                                                     err);
+    return status != IMBREX_STATUS_OK
+               ? status
+               : driver_check(&device->driver, result, "ctx_pop_current", err);
 }
 
 static enum imbrex_status load_image(struct imbrex_device *device, enum kernel_image image,
@@ -180,8 +181,8 @@ static enum imbrex_status load_image(struct imbrex_device *device, enum kernel_i
     void *option_value = NULL;
     CUlibrary library = NULL;
     int64_t begin_ns = clock_now_ns();
-    CUresult result = device->driver.library_load_data(&library, bytes, NULL, NULL, 0, &option,
-                                                       &option_value, 1);
+    CUresult result =
+        device->driver.library_load_data(&library, bytes, NULL, NULL, 0, &option, &option_value, 1);
     if (result != CUDA_SUCCESS) {
         enum imbrex_status status =
             driver_check(&device->driver, result, kernel_image_name(image), err);
@@ -193,8 +194,8 @@ static enum imbrex_status load_image(struct imbrex_device *device, enum kernel_i
     return IMBREX_STATUS_OK;
 }
 
-/* A kernel takes one argument, its params struct. Host and kernel must mean the same one: they would
- * not if they had been built by different toolkits. */
+/* A kernel takes one argument, its params struct. Host and kernel must mean the same one: they
+ * would not if they had been built by different toolkits. */
 static enum imbrex_status check_params(const struct imbrex_device *device, CUkernel kernel,
                                        const struct kernel_variant *variant,
                                        struct imbrex_error *err)

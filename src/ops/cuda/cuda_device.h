@@ -9,6 +9,14 @@
 #include "ops/cuda/kernel_image.h"
 #include "ops/cuda/kernel_table.h"
 #include "ops/cuda/tensor_map.h"
+#include "ops/cuda/tile_choice.h"
+
+/* What was chosen for a problem, so that a launch of the same shape does not choose again. */
+struct tile_choice_entry {
+    struct tile_problem problem; /* m 0: free */
+    struct tile_plan plan;
+};
+#define NUM_TILE_CHOICES 256
 
 struct imbrex_device {
     struct driver driver;
@@ -16,9 +24,11 @@ struct imbrex_device {
     CUcontext context; /* primary, retained */
     struct imbrex_device_info description;
     int32_t max_shared_bytes; /* of one thread block */
+    bool overlap_launches;
     struct tensor_map_cache maps;
-    CUlibrary libraries[KERNEL_IMAGE_COUNT]; /* NULL: not loaded yet */
-    CUfunction *functions;                   /* [kernel_table_count()], NULL: not used yet */
+    struct tile_choice_entry choices[NUM_TILE_CHOICES]; /* by a hash of the problem */
+    CUlibrary libraries[KERNEL_IMAGE_COUNT];            /* NULL: not loaded yet */
+    CUfunction *functions; /* [kernel_table_count()], NULL: not used yet */
 };
 
 /* imbrex_device_open with a table of calls, which the device takes over on success only. */

@@ -20,31 +20,31 @@
 #define DRIVER_MIN_VERSION 13000
 #define DRIVER_MIN_RELEASE 580
 
-/* X(field, call). cuda.h redefines some names (cuMemAlloc is cuMemAlloc_v2, and the plain name is an
- * older ABI), so the name to look up is made of the macro's expansion. */
-#define DRIVER_CALL_LIST(X)                                              \
-    X(init, cuInit)                                                      \
-    X(driver_get_version, cuDriverGetVersion)                            \
-    X(get_error_name, cuGetErrorName)                                    \
-    X(get_error_string, cuGetErrorString)                                \
-    X(device_get_count, cuDeviceGetCount)                                \
-    X(device_get, cuDeviceGet)                                           \
-    X(device_get_name, cuDeviceGetName)                                  \
-    X(device_get_attribute, cuDeviceGetAttribute)                        \
-    X(device_primary_ctx_retain, cuDevicePrimaryCtxRetain)               \
-    X(device_primary_ctx_release, cuDevicePrimaryCtxRelease)             \
-    X(ctx_push_current, cuCtxPushCurrent)                                \
-    X(ctx_pop_current, cuCtxPopCurrent)                                  \
+/* X(field, call). cuda.h redefines some names (cuMemAlloc is cuMemAlloc_v2, and the plain name is
+ * an older ABI), so the name to look up is made of the macro's expansion. */
+#define DRIVER_CALL_LIST(X)                                                   \
+    X(init, cuInit)                                                           \
+    X(driver_get_version, cuDriverGetVersion)                                 \
+    X(get_error_name, cuGetErrorName)                                         \
+    X(get_error_string, cuGetErrorString)                                     \
+    X(device_get_count, cuDeviceGetCount)                                     \
+    X(device_get, cuDeviceGet)                                                \
+    X(device_get_name, cuDeviceGetName)                                       \
+    X(device_get_attribute, cuDeviceGetAttribute)                             \
+    X(device_primary_ctx_retain, cuDevicePrimaryCtxRetain)                    \
+    X(device_primary_ctx_release, cuDevicePrimaryCtxRelease)                  \
+    X(ctx_push_current, cuCtxPushCurrent)                                     \
+    X(ctx_pop_current, cuCtxPopCurrent)                                       \
     X(thread_exchange_stream_capture_mode, cuThreadExchangeStreamCaptureMode) \
-    X(library_load_data, cuLibraryLoadData)                              \
-    X(library_unload, cuLibraryUnload)                                   \
-    X(library_get_kernel, cuLibraryGetKernel)                            \
-    X(kernel_get_param_info, cuKernelGetParamInfo)                       \
-    X(kernel_set_attribute, cuKernelSetAttribute)                        \
-    X(kernel_get_function, cuKernelGetFunction)                          \
-    X(pointer_get_attributes, cuPointerGetAttributes)                    \
-    X(stream_get_device, cuStreamGetDevice)                              \
-    X(tensor_map_encode_tiled, cuTensorMapEncodeTiled)                   \
+    X(library_load_data, cuLibraryLoadData)                                   \
+    X(library_unload, cuLibraryUnload)                                        \
+    X(library_get_kernel, cuLibraryGetKernel)                                 \
+    X(kernel_get_param_info, cuKernelGetParamInfo)                            \
+    X(kernel_set_attribute, cuKernelSetAttribute)                             \
+    X(kernel_get_function, cuKernelGetFunction)                               \
+    X(pointer_get_attributes, cuPointerGetAttributes)                         \
+    X(stream_get_device, cuStreamGetDevice)                                   \
+    X(tensor_map_encode_tiled, cuTensorMapEncodeTiled)                        \
     X(launch_kernel_ex, cuLaunchKernelEx)
 
 struct driver {

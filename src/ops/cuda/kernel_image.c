@@ -4,23 +4,23 @@
 #include "ops/cuda/kernel_image.h"
 
 /* The driver reads the header as words. */
-#define KERNEL_IMAGE_EMBED(name)                                                          \
-    __asm__(".pushsection .rodata, \"a\", %progbits\n"                                    \
-            ".balign 64\n"                                                                \
-            ".globl imbrex_kernels_" #name "\n"                                           \
-            ".hidden imbrex_kernels_" #name "\n"                                          \
-            ".type imbrex_kernels_" #name ", %object\n"                                   \
-            "imbrex_kernels_" #name ":\n"                                                 \
-            ".incbin \"" KERNEL_FOLDER "/" #name ".fatbin\"\n"                            \
-            ".size imbrex_kernels_" #name ", . - imbrex_kernels_" #name "\n"              \
-            ".globl imbrex_kernels_" #name "_end\n"                                       \
-            ".hidden imbrex_kernels_" #name "_end\n"                                      \
-            "imbrex_kernels_" #name "_end:\n"                                             \
-            ".byte 0\n"                                                                   \
-            ".popsection\n");                                                             \
-    extern const unsigned char imbrex_kernels_##name[] __attribute__((visibility("hidden"))); \
-    extern const unsigned char imbrex_kernels_##name##_end[]                              \
-        __attribute__((visibility("hidden")));
+#define KERNEL_IMAGE_EMBED(name)                                                               \
+    __asm__(".pushsection .rodata, \"a\", %progbits\n"                                         \
+            ".balign 64\n"                                                                     \
+            ".globl imbrex_kernels_" #name "\n"                                                \
+            ".hidden imbrex_kernels_" #name "\n"                                               \
+            ".type imbrex_kernels_" #name ", %object\n"                                        \
+            "imbrex_kernels_" #name ":\n"                                                      \
+            ".incbin \"" KERNEL_FOLDER "/" #name ".fatbin\"\n"                                 \
+            ".size imbrex_kernels_" #name ", . - imbrex_kernels_" #name "\n"                   \
+            ".globl imbrex_kernels_" #name "_end\n"                                            \
+            ".hidden imbrex_kernels_" #name "_end\n"                                           \
+            "imbrex_kernels_" #name "_end:\n"                                                  \
+            ".byte 0\n"                                                                        \
+            ".popsection\n");                                                                  \
+    extern const unsigned char imbrex_kernels_##name[] __attribute__((visibility("hidden")));  \
+    extern const unsigned char imbrex_kernels_##name##_end[] __attribute__((visibility("hidde" \
+                                                                                       "n")));
 
 KERNEL_IMAGE_LIST(KERNEL_IMAGE_EMBED)
 

@@ -16,15 +16,15 @@
      .shared_bytes = GEMM_TILE_SHARED_BYTES(bm, bn, stages, slots),                   \
      .params_bytes = sizeof(struct gemm_tile_params)},
 
-#define PINGPONG_ROW(schedule, bm, bn, stages, slots)                                          \
+#define PINGPONG_ROW(schedule, bm, bn, stages, slots)                                            \
     KERNEL_ROW("gemm_swiglu_bf16_sm90_pair", TILE_FORM_PAIR, gemm_swiglu_pingpong, schedule, bm, \
                bn, stages, slots)
-#define COOPERATIVE_ROW(schedule, bm, bn, stages, slots)                                      \
+#define COOPERATIVE_ROW(schedule, bm, bn, stages, slots)                                        \
     KERNEL_ROW("gemm_swiglu_bf16_sm90_pair", TILE_FORM_PAIR, gemm_swiglu_cooperative, schedule, \
                bm, bn, stages, slots)
-#define SPLIT_ROW(schedule, bm, bn, stages, slots)                                               \
-    KERNEL_ROW("gemm_swiglu_bf16_sm90_split", TILE_FORM_SPLIT, gemm_swiglu_split, schedule, bm, bn, \
-               stages, slots)
+#define SPLIT_ROW(schedule, bm, bn, stages, slots)                                              \
+    KERNEL_ROW("gemm_swiglu_bf16_sm90_split", TILE_FORM_SPLIT, gemm_swiglu_split, schedule, bm, \
+               bn, stages, slots)
 #define PLAIN_ROW(schedule, bm, bn, stages, slots) \
     KERNEL_ROW("gemm_bf16_sm90_plain", TILE_FORM_PLAIN, gemm, schedule, bm, bn, stages, slots)
 
@@ -34,7 +34,8 @@ static const struct kernel_variant kernels[] = {
 
 #define COUNT_ROW(schedule, bm, bn, stages, slots) +1
 enum {
-    NUM_SWIGLU_KERNELS = 0 GEMM_SWIGLU_PAIR_VARIANTS(COUNT_ROW) GEMM_SWIGLU_SPLIT_VARIANTS(COUNT_ROW),
+    NUM_SWIGLU_KERNELS =
+        0 GEMM_SWIGLU_PAIR_VARIANTS(COUNT_ROW) GEMM_SWIGLU_SPLIT_VARIANTS(COUNT_ROW),
     NUM_KERNELS = sizeof(kernels) / sizeof(kernels[0]),
 };
 

@@ -49,8 +49,7 @@ static struct tensor_map_entry *find_set(const struct tensor_map_cache *cache,
     return entries + (size_t)((hash >> 32) & (cache->num_sets - 1)) * TENSOR_MAP_WAYS;
 }
 
-const CUtensorMap *tensor_map_find(struct tensor_map_cache *cache,
-                                   const struct tensor_map_key *key)
+const CUtensorMap *tensor_map_find(struct tensor_map_cache *cache, const struct tensor_map_key *key)
 {
     struct tensor_map_entry *set = find_set(cache, key);
     for (int way = 0; way < TENSOR_MAP_WAYS; way++) {

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cost of a plan is the larger of two times. One is what the tensor cores take: tiles are dealt
+ * out in waves over the SMs, so a product whose tiles fill a last wave badly pays for a whole one;
+ * this is what decides below about 1024 rows. The other is what the memory takes to bring weights
+ * and activations and to take the result. */
+#include "ops/cuda/tile_choice.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "ops/cuda/kernels/gemm_swiglu_params.h"
+
+/* A warpgroup multiplies 64 rows at a time, and an SM 2048 pairs of bf16 a clock. */
+#define MACS_PER_CLOCK 2048.0
+#define BF16_BYTES 2
+
+#define MAX_CLUSTER 4
+#define MAX_BLOCKS INT32_MAX
+
+/* Constants of the model, measured on one H200. */
+struct schedule_cost {
+    double rate;        /* of MACS_PER_CLOCK, in the main loop */
+    double tile_cycles; /* of a tile, not hidden under the main loop of another */
+};
+
+static const struct schedule_cost schedule_costs[] = {
+    [TILE_SCHEDULE_pingpong] = {.rate = 0.90, .tile_cycles = 150.0},
+    [TILE_SCHEDULE_cooperative] = {.rate = 0.90, .tile_cycles = 900.0},
+};
+
+#define FEED_BYTES_PER_CLOCK 48.0 /* from L2 into one SM while all load */
+#define CLOCK_MHZ 1700.0          /* while the tensor cores are busy */
+#define MEMORY_BYTES_PER_US 4.3e6
+#define LAUNCH_US 3.0 /* first loads, last stores */
+
+/* Clusters that are tried. */
+static const struct {
+    int32_t m, n;
+} cluster_shapes[] = {{1, 1}, {2, 1}, {1, 2}};
+
+/* Rows of A that a group of tiles walks over before it goes on to the next weights, so that both
+ * stay in L2. */
+#define GROUP_ROWS 1024
+
+static int64_t divide_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+struct tile_grid tile_grid_of(const struct tile_machine *machine,
+                              const struct tile_problem *problem, const struct tile_plan *plan)
+{
+    const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+    struct tile_grid grid = {
+        .num_blocks_m = divide_up(problem->m, (int64_t)kernel->block_m * plan->cluster_m),
+        .num_blocks_n =
+            divide_up(problem->columns, (int64_t)tile_columns(kernel) * plan->cluster_n),
+        .num_clusters = machine->num_sms / (plan->cluster_m * plan->cluster_n),
+    };
+    int64_t num_blocks = grid.num_blocks_m * grid.num_blocks_n;
+    if (grid.num_clusters > num_blocks) {
+        grid.num_clusters = num_blocks;
+    }
+    grid.num_waves = grid.num_clusters == 0 ? 0 : divide_up(num_blocks, grid.num_clusters);
+    return grid;
+}
+
+static bool is_cluster_size(int32_t size)
+{
+    return size == 1 || size == 2 || size == 4;
+}
+
+/* Numbers that are wrong for any problem. */
+static enum imbrex_status check_numbers(const struct tile_plan *plan, struct imbrex_error *err)
+{
+    if (plan->kernel_idx < 0 || plan->kernel_idx >= kernel_table_count()) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "plan: variant: expected one of the op's, found none of this number");
+    }
+    const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+    if (!is_cluster_size(plan->cluster_m) || !is_cluster_size(plan->cluster_n) ||
+        plan->cluster_m * plan->cluster_n > MAX_CLUSTER) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "plan: cluster: expected sides of 1, 2 or 4 and at most %d tiles, found "
+                         "%d x %d",
+                         MAX_CLUSTER, (int)plan->cluster_m, (int)plan->cluster_n);
+    }
+    if (plan->group_m < 1) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "plan: group_m: expected at least 1, found %d", (int)plan->group_m);
+    }
+    int32_t max_stagger =
+        kernel->schedule == TILE_SCHEDULE_cooperative ? kernel->num_stages - 1 : 0;
+    if (plan->stagger < 0 || plan->stagger > max_stagger) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "plan: stagger: expected 0 to %d with %s, found %d", (int)max_stagger,
+                         kernel->name, (int)plan->stagger);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+enum imbrex_status tile_check(const struct tile_machine *machine,
+                              const struct tile_problem *problem, const struct tile_plan *plan,
+                              struct imbrex_error *err)
+{
+    TRY(check_numbers(plan, err));
+    const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+
+    if (problem->m < 1 || problem->columns < 1 || problem->k < 1) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "shape: expected sides of at least 1, found m %d, n %d, k %d",
+                         (int)problem->m, (int)problem->columns, (int)problem->k);
+    }
+    if (kernel->form != problem->form) {
+        static const char *const forms[] = {
+            [TILE_FORM_PAIR] = "one view of gate and up",
+            [TILE_FORM_SPLIT] = "gate and up apart",
+            [TILE_FORM_PLAIN] = "one matrix of weights",
+        };
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED, "%s: reads %s, the shape has %s",
+                         kernel->name, forms[kernel->form], forms[problem->form]);
+    }
+    if (kernel->form == TILE_FORM_PAIR && problem->columns % TILE_PAIR_ROWS != 0) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: interleaves gate and up by %d rows, found n %d", kernel->name,
+                         TILE_PAIR_ROWS, (int)problem->columns);
+    }
+    if (kernel->shared_bytes > machine->max_shared_bytes) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: its %d stages take %d bytes of shared memory, a thread block of this "
+                         "GPU has %d",
+                         kernel->name, (int)kernel->num_stages, (int)kernel->shared_bytes,
+                         (int)machine->max_shared_bytes);
+    }
+    if (machine->num_sms < plan->cluster_m * plan->cluster_n) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: a cluster of %d x %d tiles needs as many SMs, this GPU has %d",
+                         kernel->name, (int)plan->cluster_m, (int)plan->cluster_n,
+                         (int)machine->num_sms);
+    }
+    struct tile_grid grid = tile_grid_of(machine, problem, plan);
+    if (grid.num_blocks_m * grid.num_blocks_n > MAX_BLOCKS) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: counts tiles in 32 bits, m %d and n %d make %" PRId64, kernel->name,
+                         (int)problem->m, (int)problem->columns,
+                         grid.num_blocks_m * grid.num_blocks_n);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+/* Clocks of a step of GEMM_TILE_BLOCK_K: the products, or the loads where these take longer. */
+static double k_block_cycles(const struct kernel_variant *kernel, const struct tile_plan *plan)
+{
+    double products = (double)kernel->block_m * kernel->block_n * GEMM_TILE_BLOCK_K /
+                      (MACS_PER_CLOCK * schedule_costs[kernel->schedule].rate);
+    /* Tiles of a cluster load each row once for all that share it. */
+    double rows =
+        (double)kernel->block_m / plan->cluster_n + (double)kernel->block_n / plan->cluster_m;
+    double loads = rows * GEMM_TILE_BLOCK_K * BF16_BYTES / FEED_BYTES_PER_CLOCK;
+    return products > loads ? products : loads;
+}
+
+double tile_cost_us(const struct tile_machine *machine, const struct tile_problem *problem,
+                    const struct tile_plan *plan)
+{
+    const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+    struct tile_grid grid = tile_grid_of(machine, problem, plan);
+    double num_k_blocks = (double)divide_up(problem->k, GEMM_TILE_BLOCK_K);
+    double tile_cycles =
+        num_k_blocks * k_block_cycles(kernel, plan) + schedule_costs[kernel->schedule].tile_cycles;
+    double compute_us = (double)grid.num_waves * tile_cycles / CLOCK_MHZ;
+
+    double m = problem->m, columns = problem->columns, k = problem->k;
+    double weight_rows = problem->form == TILE_FORM_PLAIN ? columns : 2.0 * columns;
+    double memory_us = (m * k + weight_rows * k + m * columns) * BF16_BYTES / MEMORY_BYTES_PER_US;
+    return LAUNCH_US + (compute_us > memory_us ? compute_us : memory_us);
+}
+
+static int32_t choose_group_m(const struct kernel_variant *kernel, int32_t cluster_m)
+{
+    int32_t group_m = GROUP_ROWS / (kernel->block_m * cluster_m);
+    return group_m > 0 ? group_m : 1;
+}
+
+enum imbrex_status tile_choose(const struct tile_machine *machine,
+                               const struct tile_problem *problem, int32_t begin, int32_t end,
+                               struct tile_plan *plan, struct imbrex_error *err)
+{
+    struct imbrex_error reason;
+    struct tile_plan best = {.kernel_idx = -1};
+    double best_us = 0.0;
+    enum imbrex_status status =
+        error_set(&reason, IMBREX_STATUS_UNSUPPORTED, "no variant is made for this shape");
+
+    for (int32_t kernel_idx = begin; kernel_idx < end; kernel_idx++) {
+        const struct kernel_variant *kernel = kernel_table_at(kernel_idx);
+        /* Not a reason to report, unless it is the only one. */
+        if (kernel->form != problem->form && end - begin > 1) {
+            continue;
+        }
+        for (size_t i = 0; i < sizeof(cluster_shapes) / sizeof(cluster_shapes[0]); i++) {
+            struct tile_plan candidate = {
+                .kernel_idx = kernel_idx,
+                .cluster_m = cluster_shapes[i].m,
+                .cluster_n = cluster_shapes[i].n,
+                .group_m = choose_group_m(kernel, cluster_shapes[i].m),
+            };
+            enum imbrex_status checked = tile_check(machine, problem, &candidate, &reason);
+            if (checked != IMBREX_STATUS_OK) {
+                status = checked;
+                continue;
+            }
+            double cost_us = tile_cost_us(machine, problem, &candidate);
+            if (best.kernel_idx < 0 || cost_us < best_us) {
+                best = candidate;
+                best_us = cost_us;
+            }
+        }
+    }
+    if (best.kernel_idx < 0) {
+        return error_set(err, status, "%s", reason.message);
+    }
+    *plan = best;
+    return IMBREX_STATUS_OK;
+}
