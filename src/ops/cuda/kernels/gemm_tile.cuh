@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The Hopper GEMM: one persistent kernel of three warpgroups. The third, the producer, is one thread
+ * that asks the copy engine for k-blocks of A and B; the other two, the consumers, multiply them and
+ * write tiles of D. docs/kernels.md has the picture and the reasons.
+ *
+ *   pingpong     a consumer has a tile of its own, and they take turns at the tensor cores:
+ *
+ *     consumer 0  | mainloop 0      | epilogue 0 |     | mainloop 2      | epilogue 2 |
+ *     consumer 1                    | mainloop 1      | epilogue 1 |     | mainloop 3 ...
+ *
+ *   cooperative  a consumer has half the rows of each tile; the second stays `stagger` k-blocks
+ *                behind, so that one has the tensor cores while the other is in its epilogue:
+ *
+ *     consumer 0  | mainloop 0        | epilogue 0 | mainloop 1        | epilogue 1 |
+ *     consumer 1      | mainloop 0        | epilogue 0 | mainloop 1        | epilogue 1 |
+ *
+ * Shared memory: num_stages x (A block, B block), 2 x num_slots output chunks, then the barriers
+ * full[num_stages] and empty[num_stages]. k-block i of all that a CTA computes lives in stage
+ * i % num_stages; full completes when its bytes have come, empty when every consumer of every CTA that
+ * this CTA's copies reach is done with it.
+ */
+#ifndef IMBREX_OPS_CUDA_KERNELS_GEMM_TILE_CUH
+#define IMBREX_OPS_CUDA_KERNELS_GEMM_TILE_CUH
+
+#include "ops/cuda/kernels/gemm_swiglu_params.h"
+#include "ops/cuda/kernels/ptx.cuh"
+
+/* Template arguments, spelled as the variants list spells them. */
+enum gemm_tile_schedule { pingpong, cooperative };
+enum gemm_tile_form { pair, split, plain };
+
+enum {
+    THREADS_OF_GROUP = 128,
+    PRODUCER_GROUP = 2,
+    SWIZZLE_ATOM_BYTES = 1024, /* 8 rows of 128 bytes, and what every box in shared memory aligns to */
+    ROW_BYTES = GEMM_TILE_BLOCK_K * 2,
+    CHUNK_COLUMNS = 64,
+};
+
+/* Named barriers; 0 is that of __syncthreads. */
+enum { BARRIER_TURN = 1, BARRIER_STAGGER = 1, BARRIER_EPILOGUE = 3 };
+
+struct tile_position {
+    int m;
+    int n;
+};
+
+/* The tile of this CTA in block `block` of the cluster's walk: group_m blocks of m, then the next n,
+ * so that what the device works on at one time shares rows of A and of B in the L2 cache. */
+__device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &p, int block,
+                                                 int rank_m, int rank_n)
+{
+    int blocks_of_group = p.group_m * p.num_blocks_n;
+    int group = block / blocks_of_group;
+    int within = block - group * blocks_of_group;
+    int height = min(p.group_m, p.num_blocks_m - group * p.group_m);
+    int column = within / height;
+    tile_position tile;
+    tile.m = (group * p.group_m + within - column * height) * p.cluster_m + rank_m;
+    tile.n = column * p.cluster_n + rank_n;
+    return tile;
+}
+
+/* silu(gate) * up in fp32. The factor 2^8 keeps the reciprocal a normal number wherever the result is
+ * one; gate = -inf gives NaN, as -inf / inf does. */
+__device__ __forceinline__ float swiglu(float gate, float up)
+{
+    float scaled = exp2_approx(fmaf(gate, -1.44269504f, -8.0f)) + 0x1p-8f;
+    return gate * reciprocal_approx(scaled) * 0x1p-8f * up;
+}
+
+/* Brings the k-blocks of all tiles of this CTA, one stage after another. Of what the CTAs of a cluster
+ * share each loads a slice and sends it to all: `slice` pieces of 16 rows of B, the last slices
+ * overlapping where the pieces do not divide (the same bytes are then written twice). */
+template <int FORM, int BLOCK_M, int BLOCK_N, int NUM_STAGES>
+__device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32_t stages,
+                                        uint32_t full, uint32_t empty, int rank_m, int rank_n,
+                                        int first_block, int block_step)
+{
+    constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
+    constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
+    constexpr int PIECES = BLOCK_N / 16;
+    constexpr int PIECE_BYTES = 16 * ROW_BYTES;
+    const int cluster_m = p.cluster_m, cluster_n = p.cluster_n;
+    const int slice = (PIECES + cluster_m - 1) / cluster_m;
+    const int first_piece = min(rank_m * slice, PIECES - slice);
+    const int a_rows = BLOCK_M / cluster_n;
+    const uint16_t b_mask = ((1 << cluster_m) - 1) << (rank_n * cluster_m);
+    const uint16_t a_mask = (cluster_n > 1 ? 1 | 1 << cluster_m : 1) << rank_m;
+    const uint32_t a_mask_all = cluster_n == 4 ? 15 : a_mask;
+    const uint32_t bytes = A_BYTES + cluster_m * slice * PIECE_BYTES;
+    const int num_blocks = p.num_blocks_m * p.num_blocks_n;
+    int stage = 0;
+    uint32_t parity = 1;
+
+    for (int block = first_block; block < num_blocks; block += block_step) {
+        const tile_position tile = tile_at(p, block, rank_m, rank_n);
+        const int a_row = tile.m * BLOCK_M + rank_n * a_rows;
+        const int piece = tile.n * PIECES + first_piece;
+        for (int k_block = 0; k_block < p.num_k_blocks; k_block++) {
+            const uint32_t barrier = full + 8 * stage;
+            const uint32_t a = stages + stage * STAGE_BYTES;
+            const uint32_t b = a + A_BYTES + first_piece * PIECE_BYTES;
+            const int k = k_block * GEMM_TILE_BLOCK_K;
+            mbarrier_wait(empty + 8 * stage, parity);
+            mbarrier_expect_bytes(barrier, bytes);
+            if (cluster_n > 1)
+                tensor_load_2d_multicast(a + rank_n * a_rows * ROW_BYTES, &p.a, barrier, k, a_row,
+                                         a_mask_all);
+            else
+                tensor_load_2d(a, &p.a, barrier, k, a_row);
+            if constexpr (FORM == pair) {
+                if (cluster_m > 1)
+                    tensor_load_4d_multicast(b, &p.b, barrier, k, piece, b_mask);
+                else
+                    tensor_load_4d(b, &p.b, barrier, k, piece);
+            } else if constexpr (FORM == plain) {
+                if (cluster_m > 1)
+                    tensor_load_2d_multicast(b, &p.b, barrier, k, piece * 16, b_mask);
+                else
+                    tensor_load_2d(b, &p.b, barrier, k, piece * 16);
+            } else {
+                /* Gate rows fill the first half of the B block, up rows the second. */
+                const uint32_t gate = a + A_BYTES + first_piece * PIECE_BYTES / 2;
+                const uint32_t up = gate + BLOCK_N / 2 * ROW_BYTES;
+                if (cluster_m > 1) {
+                    tensor_load_2d_multicast(gate, &p.b, barrier, k, piece * 8, b_mask);
+                    tensor_load_2d_multicast(up, &p.up, barrier, k, piece * 8, b_mask);
+                } else {
+                    tensor_load_2d(gate, &p.b, barrier, k, piece * 8);
+                    tensor_load_2d(up, &p.up, barrier, k, piece * 8);
+                }
+            }
+            if (++stage == NUM_STAGES) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    }
+}
+
+/* Where lane (l % 16, l / 16) of a warp writes its row of 16 bytes of the first two 8-column groups of
+ * a chunk `columns` wide; group pair j is at this address XOR j * 32, or plus it where the chunk is
+ * not swizzled. */
+template <int COLUMNS> __device__ __forceinline__ uint32_t chunk_offset(int row, int group)
+{
+    if constexpr (COLUMNS == 64)
+        return row * 128 + ((group ^ (row & 7)) << 4);
+    else if constexpr (COLUMNS == 32)
+        return row * 64 + ((group ^ (row >> 1 & 3)) << 4);
+    else if constexpr (COLUMNS == 16)
+        return row * 32 + ((group ^ (row >> 2 & 1)) << 4);
+    else
+        return row * COLUMNS * 2 + (group << 4);
+}
+
+/* Output group `group` (8 columns of which a thread has 2, in rows r and r + 8) as bf16: rows[0] for
+ * row r, rows[1] for row r + 8. */
+template <int FORM, int HALVES, int WIDTH>
+__device__ __forceinline__ void finish_group(const float (&accum)[HALVES][WIDTH], int group,
+                                             bool up_first, uint32_t (&rows)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float result[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            if constexpr (FORM == pair) {
+                const float x = accum[0][8 * group + 2 * i + j];
+                const float y = accum[0][8 * group + 4 + 2 * i + j];
+                result[j] = swiglu(up_first ? y : x, up_first ? x : y);
+            } else if constexpr (FORM == split) {
+                const int k = 4 * group + 2 * i + j;
+                result[j] = swiglu(accum[0][k], accum[1][k]);
+            } else {
+                result[j] = accum[0][4 * group + 2 * i + j];
+            }
+        }
+        rows[i] = bf16x2_round(result[0], result[1]);
+    }
+}
+
+/* Adds bias[column0 + c] to column c of the accumulators of a plain tile. */
+template <int WIDTH>
+__device__ __forceinline__ void add_bias(float (&accum)[WIDTH], const float *bias, int column0,
+                                         int num_columns)
+{
+    const int column = column0 + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 4) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const float value =
+                column + 2 * i + j < num_columns ? __ldg(bias + column + 2 * i + j) : 0.0f;
+            accum[i + j] += value;
+            accum[i + 2 + j] += value;
+        }
+    }
+}
+
+/* Columns [FIRST, FIRST + COLUMNS) of 64 rows of a tile: registers, shared memory, copy engine. */
+template <int FORM, int FIRST, int COLUMNS, int HALVES, int WIDTH>
+__device__ __forceinline__ void write_chunk(const struct gemm_tile_params &p,
+                                            const CUtensorMap *map, uint32_t slot,
+                                            const float (&accum)[HALVES][WIDTH], int thread,
+                                            int barrier, int row0, int column0)
+{
+    constexpr bool SWIZZLED = COLUMNS == 64 || COLUMNS == 32 || COLUMNS == 16;
+    const int row = thread / 32 * 16 + (thread & 15);
+    const uint32_t address = slot + chunk_offset<COLUMNS>(row, thread >> 4 & 1);
+    const bool up_first = p.up_first != 0;
+
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 16; j++) {
+        uint32_t first[2], second[2];
+        finish_group<FORM>(accum, FIRST / 8 + 2 * j, up_first, first);
+        finish_group<FORM>(accum, FIRST / 8 + 2 * j + 1, up_first, second);
+        const uint32_t tiles[4] = {first[0], first[1], second[0], second[1]};
+        matrix_store_x4(SWIZZLED ? address ^ j * 32 : address + j * 32, tiles);
+    }
+    if constexpr (COLUMNS % 16 != 0) {
+        uint32_t last[2];
+        finish_group<FORM>(accum, (FIRST + COLUMNS) / 8 - 1, up_first, last);
+        matrix_store_x2(slot + row * COLUMNS * 2 + (COLUMNS - 8) * 2, last[0], last[1]);
+    }
+    fence_to_copy_engine();
+    named_barrier_wait(barrier, THREADS_OF_GROUP);
+    if (thread == 0)
+        tensor_store_2d(map, slot, column0 + FIRST, row0);
+}
+
+/* Waits for a free slot; slots are used in turn. */
+template <int NUM_SLOTS>
+__device__ __forceinline__ uint32_t next_slot(uint32_t slots, int &turn, int thread, int barrier)
+{
+    uint32_t slot = slots + turn * GEMM_TILE_SLOT_BYTES;
+    turn = turn + 1 == NUM_SLOTS ? 0 : turn + 1;
+    if (thread == 0)
+        tensor_store_wait_read<NUM_SLOTS - 1>();
+    named_barrier_wait(barrier, THREADS_OF_GROUP);
+    return slot;
+}
+
+template <int FORM, int NUM_SLOTS, int OUTPUTS, int CHUNK, int HALVES, int WIDTH>
+__device__ __forceinline__ void write_chunks(const struct gemm_tile_params &p, uint32_t slots,
+                                             int &turn, const float (&accum)[HALVES][WIDTH],
+                                             int thread, int barrier, int row0, int column0)
+{
+    constexpr int FIRST = CHUNK * CHUNK_COLUMNS;
+    if constexpr (FIRST < OUTPUTS) {
+        constexpr int COLUMNS = OUTPUTS - FIRST < CHUNK_COLUMNS ? OUTPUTS - FIRST : CHUNK_COLUMNS;
+        const uint32_t slot = next_slot<NUM_SLOTS>(slots, turn, thread, barrier);
+        write_chunk<FORM, FIRST, COLUMNS>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : &p.d_rest, slot,
+                                          accum, thread, barrier, row0, column0);
+        write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1>(p, slots, turn, accum, thread, barrier,
+                                                          row0, column0);
+    }
+}
+
+/* One k-block: rows [64 m, 64 m + 64) of the warpgroup's share of A by all columns of B. */
+template <int NUM_M, int HALVES, int COLUMNS>
+__device__ __forceinline__ void multiply_block(float (&accum)[NUM_M][HALVES][COLUMNS / 2],
+                                               uint32_t a, uint32_t b, bool first)
+{
+    const uint64_t a_descriptor = wgmma_descriptor(a);
+    const uint64_t b_descriptor = wgmma_descriptor(b);
+#pragma unroll
+    for (int k = 0; k < GEMM_TILE_BLOCK_K / 16; k++)
+#pragma unroll
+        for (int m = 0; m < NUM_M; m++)
+#pragma unroll
+            for (int half = 0; half < HALVES; half++)
+                wgmma<COLUMNS>(accum[m][half],
+                               a_descriptor + (m * 64 * ROW_BYTES + k * 32) / 16,
+                               b_descriptor + (half * COLUMNS * ROW_BYTES + k * 32) / 16,
+                               k != 0 || !first);
+}
+
+template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
+__device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32_t stages,
+                                        uint32_t slots, uint32_t full, uint32_t empty, int group,
+                                        int rank, int rank_m, int rank_n, int first_block,
+                                        int block_step)
+{
+    constexpr int NUM_M = SCHEDULE == pingpong ? BLOCK_M / 64 : BLOCK_M / 128;
+    constexpr int HALVES = FORM == split ? 2 : 1;
+    constexpr int COLUMNS = BLOCK_N / HALVES;
+    constexpr int OUTPUTS = FORM == plain ? BLOCK_N : BLOCK_N / 2;
+    constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
+    constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
+    const int num_k_blocks = p.num_k_blocks;
+    const int num_blocks = p.num_blocks_m * p.num_blocks_n;
+    const int thread = threadIdx.x % THREADS_OF_GROUP;
+    const int epilogue_barrier = BARRIER_EPILOGUE + group;
+    const int first_row = SCHEDULE == pingpong ? 0 : group * NUM_M * 64;
+    /* A lead of num_stages or more would wait for stages that the second group still holds. */
+    const int stagger = num_k_blocks > NUM_STAGES ? p.stagger : 0;
+    /* Thread i tells CTA i of the cluster that a stage is free, if that CTA's copies come here. */
+    const bool tells = thread < p.cluster_m * p.cluster_n &&
+                       (thread % p.cluster_m == rank_m || thread / p.cluster_m == rank_n);
+    const uint32_t peer_empty = cluster_address(empty, tells ? thread : rank);
+    int turn = 0;
+    int own_block = first_block;
+    uint32_t position = 0; /* of the next k-block in all that the CTA computes */
+
+    slots += group * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
+    if (SCHEDULE == pingpong) {
+        if (group == 1) {
+            named_barrier_arrive(BARRIER_TURN, 2 * THREADS_OF_GROUP);
+            own_block += block_step;
+            position += num_k_blocks;
+        }
+        block_step *= 2;
+    }
+
+    for (int block = own_block; block < num_blocks; block += block_step) {
+        const tile_position tile = tile_at(p, block, rank_m, rank_n);
+        float accum[NUM_M][HALVES][COLUMNS / 2];
+        uint32_t stage = position % NUM_STAGES;
+        uint32_t parity = position / NUM_STAGES & 1;
+        uint32_t held = 0;
+
+        if (SCHEDULE == pingpong)
+            named_barrier_wait(BARRIER_TURN + group, 2 * THREADS_OF_GROUP);
+        else if (group == 1 && stagger > 0)
+            named_barrier_wait(BARRIER_STAGGER, 2 * THREADS_OF_GROUP);
+
+        for (int k_block = 0; k_block < num_k_blocks; k_block++) {
+            const uint32_t a = stages + stage * STAGE_BYTES;
+            mbarrier_wait(full + 8 * stage, parity);
+            wgmma_fence();
+            multiply_block<NUM_M, HALVES, COLUMNS>(accum, a + first_row * ROW_BYTES, a + A_BYTES,
+                                                   k_block == 0);
+            wgmma_commit();
+            /* One k-block stays in flight; the one before it has been read. */
+            wgmma_wait<1>();
+            if (k_block > 0 && tells)
+                mbarrier_arrive_cluster(peer_empty + 8 * held);
+            if (SCHEDULE == cooperative && group == 0 && k_block + 1 == stagger)
+                named_barrier_arrive(BARRIER_STAGGER, 2 * THREADS_OF_GROUP);
+            held = stage;
+            if (++stage == NUM_STAGES) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+        if (SCHEDULE == pingpong)
+            named_barrier_arrive(BARRIER_TURN + 1 - group, 2 * THREADS_OF_GROUP);
+        wgmma_wait<0>();
+        if (tells)
+            mbarrier_arrive_cluster(peer_empty + 8 * held);
+        position += SCHEDULE == pingpong ? 2 * num_k_blocks : num_k_blocks;
+
+#pragma unroll
+        for (int m = 0; m < NUM_M; m++) {
+            if (FORM == plain && p.bias != nullptr)
+                add_bias(accum[m][0], p.bias, tile.n * OUTPUTS, p.num_columns);
+            write_chunks<FORM, NUM_SLOTS, OUTPUTS, 0>(p, slots, turn, accum[m], thread,
+                                                      epilogue_barrier,
+                                                      tile.m * BLOCK_M + first_row + m * 64,
+                                                      tile.n * OUTPUTS);
+        }
+    }
+    if (thread == 0)
+        tensor_store_wait_all();
+}
+
+template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
+__device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
+{
+    constexpr int ACCUMULATORS = BLOCK_M * BLOCK_N / THREADS_OF_GROUP / (SCHEDULE == pingpong ? 1 : 2);
+    static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256, "columns of wgmma; pairs of 8");
+    static_assert(BLOCK_M % (SCHEDULE == pingpong ? 64 : 128) == 0, "rows of wgmma");
+    static_assert(ACCUMULATORS <= 192, "accumulators and addresses share 240 registers");
+    static_assert(GEMM_TILE_SHARED_BYTES(BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS) <=
+                      GEMM_TILE_SHARED_LIMIT,
+                  "shared memory of a CTA");
+    extern __shared__ unsigned char shared[];
+    const uint32_t stages =
+        (shared_address(shared) + SWIZZLE_ATOM_BYTES - 1) & ~(SWIZZLE_ATOM_BYTES - 1);
+    const uint32_t slots = stages + NUM_STAGES * (BLOCK_M + BLOCK_N) * ROW_BYTES;
+    const uint32_t full = slots + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
+    const uint32_t empty = full + 8 * NUM_STAGES;
+    const int group = threadIdx.x / THREADS_OF_GROUP;
+    const int cluster = p.cluster_m * p.cluster_n;
+    const int rank = cluster_cta_rank();
+    const int rank_n = rank / p.cluster_m;
+    const int rank_m = rank - rank_n * p.cluster_m;
+    const int first_block = blockIdx.x / cluster;
+    const int block_step = gridDim.x / cluster;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < NUM_STAGES; i++) {
+            mbarrier_init(full + 8 * i, 1);
+            mbarrier_init(empty + 8 * i,
+                          (p.cluster_m + p.cluster_n - 1) * (SCHEDULE == pingpong ? 1 : 2));
+        }
+        mbarrier_init_fence();
+    } else if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP) {
+        tensor_map_prefetch(&p.a);
+        tensor_map_prefetch(&p.b);
+    }
+    cluster_sync();
+    grid_release_next();
+    grid_wait_for_previous();
+
+    if (group == PRODUCER_GROUP) {
+        registers_shrink<24>();
+        if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP)
+            produce<FORM, BLOCK_M, BLOCK_N, NUM_STAGES>(p, stages, full, empty, rank_m, rank_n,
+                                                        first_block, block_step);
+    } else {
+        registers_grow<240>();
+        consume<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(
+            p, stages, slots, full, empty, group, rank, rank_m, rank_n, first_block, block_step);
+    }
+    /* No CTA ends while another may still write into its shared memory. */
+    cluster_sync();
+}
+
+#endif
