@@ -34,3 +34,9 @@ X(gguf)
 X(gguf_model)
 X(gguf_writer)
 X(quant)
+#if IMBREX_CUDA
+X(cuda_driver)
+X(tensor_map)
+X(tile_choice)
+X(gemm_launch)
+#endif

@@ -68,7 +68,7 @@ BENCH_KERNEL bench_silu_mul_fp32(const float *gate_up, __nv_bfloat16 *d, int64_t
 
 /* Eager PyTorch: the products, silu and the result are each rounded. */
 BENCH_KERNEL bench_silu_mul_eager(const __nv_bfloat16 *gate_up, __nv_bfloat16 *d, int64_t m,
-                                 int32_t n)
+                                  int32_t n)
 {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < m * n;
          i += (int64_t)gridDim.x * blockDim.x) {
@@ -109,8 +109,8 @@ static __device__ __forceinline__ double swiglu_double(double gate, double up)
  * ones. up NULL: a plain product. The bound is half an ulp of the result, plus what fp32 sums that a
  * tensor core truncates may lose: k / 16 steps of 2^-22 of the sum of magnitudes. */
 BENCH_KERNEL bench_check(const __nv_bfloat16 *a, const __nv_bfloat16 *gate, const __nv_bfloat16 *up,
-                        const __nv_bfloat16 *d, int64_t m, int32_t n, int32_t k, uint32_t seed,
-                        uint32_t roundings, uint32_t *counts, int32_t *worst)
+                         const __nv_bfloat16 *d, int64_t m, int32_t n, int32_t k, uint32_t seed,
+                         uint32_t roundings, uint32_t *counts, int32_t *worst)
 {
     const uint32_t x = mix(blockIdx.x ^ seed), y = mix(x + 0x9e3779b9u);
     int64_t row = (((uint64_t)x << 32) | y) % (uint64_t)m;
@@ -175,8 +175,8 @@ BENCH_KERNEL bench_count_poison(const uint16_t *d, uint64_t count, uint32_t *cou
 /* reference[r, column] of rows first_row + r * row_step, in double precision. One thread an output,
  * 16 x 16 of them a block, columns along the x of the grid. */
 BENCH_KERNEL bench_reference(const __nv_bfloat16 *a, const __nv_bfloat16 *gate,
-                            const __nv_bfloat16 *up, double *reference, int32_t num_rows,
-                            int64_t row_step, int32_t n, int32_t k, int32_t blocks_of_columns)
+                             const __nv_bfloat16 *up, double *reference, int32_t num_rows,
+                             int64_t row_step, int32_t n, int32_t k, int32_t blocks_of_columns)
 {
     __shared__ double a_tile[16][17], gate_tile[16][17], up_tile[16][17];
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
@@ -208,7 +208,7 @@ BENCH_KERNEL bench_reference(const __nv_bfloat16 *a, const __nv_bfloat16 *gate,
 /* counts[0]: elements whose bits differ from the reference rounded once; counts[1]: those more than
  * 1 ulp from it. */
 BENCH_KERNEL bench_compare(const __nv_bfloat16 *d, const double *reference, int32_t num_rows,
-                          int64_t row_step, int32_t n, uint32_t *counts)
+                           int64_t row_step, int32_t n, uint32_t *counts)
 {
     uint32_t differing = 0, far = 0;
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < (int64_t)num_rows * n;

@@ -56,8 +56,8 @@ bool gpu_open(int device_idx, struct gpu *gpu)
                  GPU_CALL(&opened, primary_retain, &opened.context, opened.device) &&
                  GPU_CALL(&opened, ctx_set_current, opened.context) &&
                  GPU_CALL(&opened, stream_create, &opened.stream, CU_STREAM_NON_BLOCKING) &&
-                 GPU_CALL(&opened, library_load_data, &opened.kernels, bench_image(), NULL, NULL,
-                          0, NULL, NULL, 0);
+                 GPU_CALL(&opened, library_load_data, &opened.kernels, bench_image(), NULL, NULL, 0,
+                          NULL, NULL, 0);
     if (!is_ok) {
         gpu_close(&opened);
         return false;

@@ -10,36 +10,36 @@
 
 #include <cuda.h>
 
-#define GPU_CALL_LIST(X)                              \
-    X(init, cuInit)                                   \
-    X(get_error_name, cuGetErrorName)                 \
-    X(device_get, cuDeviceGet)                        \
-    X(device_get_pci_bus_id, cuDeviceGetPCIBusId)     \
-    X(primary_retain, cuDevicePrimaryCtxRetain)       \
-    X(primary_release, cuDevicePrimaryCtxRelease)     \
-    X(ctx_set_current, cuCtxSetCurrent)               \
-    X(mem_alloc, cuMemAlloc)                          \
-    X(mem_free, cuMemFree)                            \
-    X(memset_d8_async, cuMemsetD8Async)               \
-    X(memcpy_dtoh, cuMemcpyDtoH)                      \
-    X(stream_create, cuStreamCreate)                  \
-    X(stream_destroy, cuStreamDestroy)                \
-    X(stream_synchronize, cuStreamSynchronize)        \
-    X(stream_begin_capture, cuStreamBeginCapture)     \
-    X(stream_end_capture, cuStreamEndCapture)         \
-    X(event_create, cuEventCreate)                    \
-    X(event_destroy, cuEventDestroy)                  \
-    X(event_record, cuEventRecord)                    \
-    X(event_query, cuEventQuery)                      \
-    X(event_synchronize, cuEventSynchronize)          \
-    X(event_elapsed_time, cuEventElapsedTime)         \
-    X(graph_instantiate, cuGraphInstantiate)          \
-    X(graph_launch, cuGraphLaunch)                    \
-    X(graph_exec_destroy, cuGraphExecDestroy)         \
-    X(graph_destroy, cuGraphDestroy)                  \
-    X(library_load_data, cuLibraryLoadData)           \
-    X(library_unload, cuLibraryUnload)                \
-    X(library_get_kernel, cuLibraryGetKernel)         \
+#define GPU_CALL_LIST(X)                          \
+    X(init, cuInit)                               \
+    X(get_error_name, cuGetErrorName)             \
+    X(device_get, cuDeviceGet)                    \
+    X(device_get_pci_bus_id, cuDeviceGetPCIBusId) \
+    X(primary_retain, cuDevicePrimaryCtxRetain)   \
+    X(primary_release, cuDevicePrimaryCtxRelease) \
+    X(ctx_set_current, cuCtxSetCurrent)           \
+    X(mem_alloc, cuMemAlloc)                      \
+    X(mem_free, cuMemFree)                        \
+    X(memset_d8_async, cuMemsetD8Async)           \
+    X(memcpy_dtoh, cuMemcpyDtoH)                  \
+    X(stream_create, cuStreamCreate)              \
+    X(stream_destroy, cuStreamDestroy)            \
+    X(stream_synchronize, cuStreamSynchronize)    \
+    X(stream_begin_capture, cuStreamBeginCapture) \
+    X(stream_end_capture, cuStreamEndCapture)     \
+    X(event_create, cuEventCreate)                \
+    X(event_destroy, cuEventDestroy)              \
+    X(event_record, cuEventRecord)                \
+    X(event_query, cuEventQuery)                  \
+    X(event_synchronize, cuEventSynchronize)      \
+    X(event_elapsed_time, cuEventElapsedTime)     \
+    X(graph_instantiate, cuGraphInstantiate)      \
+    X(graph_launch, cuGraphLaunch)                \
+    X(graph_exec_destroy, cuGraphExecDestroy)     \
+    X(graph_destroy, cuGraphDestroy)              \
+    X(library_load_data, cuLibraryLoadData)       \
+    X(library_unload, cuLibraryUnload)            \
+    X(library_get_kernel, cuLibraryGetKernel)     \
     X(launch_kernel, cuLaunchKernel)
 
 struct gpu {

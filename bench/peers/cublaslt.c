@@ -30,27 +30,27 @@ enum {
 };
 
 /* X(field, symbol, result, arguments) */
-#define CUBLASLT_CALL_LIST(X)                                                                      \
-    X(create, cublasLtCreate, (void **handle))                                                     \
-    X(destroy, cublasLtDestroy, (void *handle))                                                    \
-    X(desc_create, cublasLtMatmulDescCreate, (void **desc, int compute_type, int scale_type))      \
-    X(desc_destroy, cublasLtMatmulDescDestroy, (void *desc))                                       \
-    X(desc_set, cublasLtMatmulDescSetAttribute,                                                    \
-      (void *desc, int attribute, const void *value, size_t num_bytes))                            \
-    X(layout_create, cublasLtMatrixLayoutCreate,                                                   \
-      (void **layout, int type, uint64_t rows, uint64_t columns, int64_t stride))                  \
-    X(layout_destroy, cublasLtMatrixLayoutDestroy, (void *layout))                                 \
-    X(preference_create, cublasLtMatmulPreferenceCreate, (void **preference))                      \
-    X(preference_destroy, cublasLtMatmulPreferenceDestroy, (void *preference))                     \
-    X(preference_set, cublasLtMatmulPreferenceSetAttribute,                                        \
-      (void *preference, int attribute, const void *value, size_t num_bytes))                      \
-    X(propose, cublasLtMatmulAlgoGetHeuristic,                                                     \
-      (void *handle, void *desc, void *a, void *b, void *c, void *d, void *preference,             \
-       int max_proposals, struct cublaslt_proposal *proposals, int *num_proposals))                \
-    X(matmul, cublasLtMatmul,                                                                      \
-      (void *handle, void *desc, const void *alpha, const void *a, void *a_layout, const void *b,  \
-       void *b_layout, const void *beta, const void *c, void *c_layout, void *d, void *d_layout,   \
-       const struct cublaslt_algorithm *algorithm, void *workspace, size_t workspace_bytes,        \
+#define CUBLASLT_CALL_LIST(X)                                                                     \
+    X(create, cublasLtCreate, (void **handle))                                                    \
+    X(destroy, cublasLtDestroy, (void *handle))                                                   \
+    X(desc_create, cublasLtMatmulDescCreate, (void **desc, int compute_type, int scale_type))     \
+    X(desc_destroy, cublasLtMatmulDescDestroy, (void *desc))                                      \
+    X(desc_set, cublasLtMatmulDescSetAttribute,                                                   \
+      (void *desc, int attribute, const void *value, size_t num_bytes))                           \
+    X(layout_create, cublasLtMatrixLayoutCreate,                                                  \
+      (void **layout, int type, uint64_t rows, uint64_t columns, int64_t stride))                 \
+    X(layout_destroy, cublasLtMatrixLayoutDestroy, (void *layout))                                \
+    X(preference_create, cublasLtMatmulPreferenceCreate, (void **preference))                     \
+    X(preference_destroy, cublasLtMatmulPreferenceDestroy, (void *preference))                    \
+    X(preference_set, cublasLtMatmulPreferenceSetAttribute,                                       \
+      (void *preference, int attribute, const void *value, size_t num_bytes))                     \
+    X(propose, cublasLtMatmulAlgoGetHeuristic,                                                    \
+      (void *handle, void *desc, void *a, void *b, void *c, void *d, void *preference,            \
+       int max_proposals, struct cublaslt_proposal *proposals, int *num_proposals))               \
+    X(matmul, cublasLtMatmul,                                                                     \
+      (void *handle, void *desc, const void *alpha, const void *a, void *a_layout, const void *b, \
+       void *b_layout, const void *beta, const void *c, void *c_layout, void *d, void *d_layout,  \
+       const struct cublaslt_algorithm *algorithm, void *workspace, size_t workspace_bytes,       \
        void *stream))
 
 struct cublaslt {
@@ -113,9 +113,9 @@ bool cublaslt_open(const char *path, struct cublaslt **lt)
     }
     bool is_complete = find_symbol(opened->library, "cublasLtGetVersion", &opened->get_version,
                                    sizeof(opened->get_version));
-#define CUBLASLT_FIND(field, symbol, arguments)                                  \
-    is_complete = is_complete && find_symbol(opened->library, #symbol, &opened->field, \
-                                             sizeof(opened->field));
+#define CUBLASLT_FIND(field, symbol, arguments) \
+    is_complete = is_complete &&                \
+                  find_symbol(opened->library, #symbol, &opened->field, sizeof(opened->field));
     CUBLASLT_CALL_LIST(CUBLASLT_FIND)
 #undef CUBLASLT_FIND
     if (!is_complete || !check(opened->create(&opened->handle), "cublasLtCreate")) {
@@ -154,8 +154,8 @@ static bool propose(struct cublaslt_product *product)
         check(lt->preference_set(preference, CUBLASLT_PREFERENCE_WORKSPACE_BYTES,
                                  &product->workspace_bytes, sizeof(product->workspace_bytes)),
               "cublasLtMatmulPreferenceSetAttribute") &&
-        check(lt->propose(lt->handle, product->desc, product->b, product->a, product->d,
-                          product->d, preference, CUBLASLT_MAX_ALGORITHMS, product->proposals,
+        check(lt->propose(lt->handle, product->desc, product->b, product->a, product->d, product->d,
+                          preference, CUBLASLT_MAX_ALGORITHMS, product->proposals,
                           &product->num_proposals),
               "cublasLtMatmulAlgoGetHeuristic");
     (void)lt->preference_destroy(preference);
@@ -181,8 +181,7 @@ bool cublaslt_product_create(struct cublaslt *lt, int64_t m, int64_t n, int64_t 
     bool is_ok =
         check(lt->desc_create(&created->desc, CUBLASLT_COMPUTE_32F, CUBLASLT_TYPE_F32),
               "cublasLtMatmulDescCreate") &&
-        check(lt->desc_set(created->desc, CUBLASLT_DESC_TRANSPOSE_A, &transpose,
-                           sizeof(transpose)),
+        check(lt->desc_set(created->desc, CUBLASLT_DESC_TRANSPOSE_A, &transpose, sizeof(transpose)),
               "cublasLtMatmulDescSetAttribute") &&
         check(lt->layout_create(&created->b, (int)input, (uint64_t)k, (uint64_t)n, k),
               "cublasLtMatrixLayoutCreate") &&
@@ -227,9 +226,8 @@ bool cublaslt_product_run(struct cublaslt_product *product, int algorithm_idx, c
 {
     static const float one = 1.0f, zero = 0.0f;
     struct cublaslt *lt = product->lt;
-    return check(lt->matmul(lt->handle, product->desc, &one, b, product->b, a, product->a, &zero,
-                            d, product->d, d, product->d,
-                            &product->proposals[algorithm_idx].algorithm, workspace,
-                            product->workspace_bytes, stream),
+    return check(lt->matmul(lt->handle, product->desc, &one, b, product->b, a, product->a, &zero, d,
+                            product->d, d, product->d, &product->proposals[algorithm_idx].algorithm,
+                            workspace, product->workspace_bytes, stream),
                  "cublasLtMatmul");
 }

@@ -8,16 +8,15 @@
 /* Declarations of our own, after NVML's reference manual; 0 is success everywhere. */
 enum { NVML_CLOCK_SM_ID = 1, NVML_TEMPERATURE_GPU_ID = 0 };
 
-#define NVML_CALL_LIST(X)                                                                 \
-    X(init, nvmlInit_v2, (void))                                                          \
-    X(shutdown, nvmlShutdown, (void))                                                     \
-    X(by_pci_bus_id, nvmlDeviceGetHandleByPciBusId_v2, (const char *id, void **device))   \
-    X(clock, nvmlDeviceGetClockInfo, (void *device, int type, unsigned int *clock_mhz))   \
-    X(power, nvmlDeviceGetPowerUsage, (void *device, unsigned int *milliwatts))           \
-    X(energy, nvmlDeviceGetTotalEnergyConsumption,                                        \
-      (void *device, unsigned long long *millijoules))                                    \
-    X(temperature, nvmlDeviceGetTemperature,                                              \
-      (void *device, int sensor, unsigned int *celsius))                                  \
+#define NVML_CALL_LIST(X)                                                                       \
+    X(init, nvmlInit_v2, (void))                                                                \
+    X(shutdown, nvmlShutdown, (void))                                                           \
+    X(by_pci_bus_id, nvmlDeviceGetHandleByPciBusId_v2, (const char *id, void **device))         \
+    X(clock, nvmlDeviceGetClockInfo, (void *device, int type, unsigned int *clock_mhz))         \
+    X(power, nvmlDeviceGetPowerUsage, (void *device, unsigned int *milliwatts))                 \
+    X(energy, nvmlDeviceGetTotalEnergyConsumption,                                              \
+      (void *device, unsigned long long *millijoules))                                          \
+    X(temperature, nvmlDeviceGetTemperature, (void *device, int sensor, unsigned int *celsius)) \
     X(driver, nvmlSystemGetDriverVersion, (char *text, unsigned int num_bytes))
 
 struct nvml {
@@ -106,8 +105,7 @@ bool nvml_energy_joules(struct nvml *nvml, double *joules)
 bool nvml_temperature_celsius(struct nvml *nvml, double *celsius)
 {
     unsigned int found = 0;
-    if (nvml == NULL ||
-        nvml->temperature(nvml->device, NVML_TEMPERATURE_GPU_ID, &found) != 0) {
+    if (nvml == NULL || nvml->temperature(nvml->device, NVML_TEMPERATURE_GPU_ID, &found) != 0) {
         return false;
     }
     *celsius = found;

@@ -29,10 +29,18 @@ struct command {
     const size_t *second_operand;
     /* `model` is the operand, NULL if omitted. Returns an exit code. */
     int (*run)(const void *settings, const char *model);
+    /* NULL, or commands behind this one, ended by NULL: their names are "name word". Such a command
+     * has a name, a synopsis, a summary, a description and examples, and nothing else. */
+    const struct command *const *subcommands;
 };
 
 extern const struct command command_run, command_chat, command_inspect, command_tokenize,
-    command_perplexity, command_quantize;
+    command_perplexity, command_quantize, command_bench;
+/* Behind command_bench. */
+extern const struct command bench_engine;
+
+/* Behind command_bench, on the kernel API alone. */
+extern const struct command bench_ops;
 
 /* The name under which the library knows the model that is used when MODEL is omitted. */
 #define BUILTIN_MODEL "builtin:stories260K"

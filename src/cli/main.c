@@ -12,10 +12,11 @@
 #include "imbrex.h"
 
 static const struct command *const commands[] = {
-    &command_run,      &command_chat,       &command_inspect,
-    &command_tokenize, &command_perplexity, &command_quantize,
+    &command_run,        &command_chat,     &command_inspect, &command_tokenize,
+    &command_perplexity, &command_quantize, &command_bench,
 };
 #define NUM_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+#define MAX_SUBCOMMANDS 8 /* of one command */
 
 static void print_overview(void)
 {
@@ -36,11 +37,28 @@ static void print_overview(void)
                   "Try: imbrex run -p \"Once upon a time\"\n");
 }
 
+/* The word behind the command's name, by which a subcommand is called. */
+static const char *subcommand_word(const struct command *command, const struct command *subcommand)
+{
+    return subcommand->name + strlen(command->name) + 1;
+}
+
+static void print_subcommands(const struct command *command)
+{
+    output_printf("\nCommands:\n");
+    for (size_t i = 0; command->subcommands[i] != NULL; i++) {
+        output_printf("  %-14s%s\n", subcommand_word(command, command->subcommands[i]),
+                      command->subcommands[i]->summary);
+    }
+}
+
 static int print_command_help(const struct command *command)
 {
     output_printf("Usage: imbrex %s %s\n\n", command->name, command->synopsis);
     options_print_wrapped(command->description, 0, false);
-    if (!options_print_help(&command->options, command->defaults)) {
+    if (command->subcommands != NULL) {
+        print_subcommands(command);
+    } else if (!options_print_help(&command->options, command->defaults)) {
         return EXIT_CODE_FAILURE;
     }
     output_printf("\nExamples:\n%s", command->examples);
@@ -69,6 +87,30 @@ static const struct command *find_command(const char *name)
     return NULL;
 }
 
+/* The same for the word behind a command that has subcommands; NULL: reported. */
+static const struct command *find_subcommand(const struct command *command, const char *word)
+{
+    const char *names[MAX_SUBCOMMANDS];
+    size_t count = 0;
+
+    for (; command->subcommands[count] != NULL && count < MAX_SUBCOMMANDS; count++) {
+        names[count] = subcommand_word(command, command->subcommands[count]);
+        if (strcmp(names[count], word) == 0) {
+            return command->subcommands[count];
+        }
+    }
+    const char *nearest = options_nearest_name(word, names, count, sizeof(names[0]));
+    const char *kind = word[0] == '-' ? "option" : "command";
+    if (nearest != NULL) {
+        output_error("%s: unknown %s %s (did you mean %s?); see imbrex %s --help", command->name,
+                     kind, word, nearest, command->name);
+    } else {
+        output_error("%s: unknown %s %s; see imbrex %s --help", command->name, kind, word,
+                     command->name);
+    }
+    return NULL;
+}
+
 static int report_extra_word(const char *word, const char *before)
 {
     output_error("unexpected argument \"%s\" after %s; see imbrex --help", word, before);
@@ -77,16 +119,24 @@ static int report_extra_word(const char *word, const char *before)
 
 static int help_main(int argc, char **argv)
 {
-    if (argc > 2) {
-        return report_extra_word(argv[2], argv[1]);
-    }
     if (argc < 2 || strcmp(argv[1], "help") == 0) {
+        if (argc > 2) {
+            return report_extra_word(argv[2], argv[1]);
+        }
         print_overview();
         return EXIT_CODE_OK;
     }
     const struct command *command = find_command(argv[1]);
+    int num_words = 2;
+    if (command != NULL && command->subcommands != NULL && argc > 2) {
+        command = find_subcommand(command, argv[2]);
+        num_words = 3;
+    }
     if (command == NULL) {
         return EXIT_CODE_INPUT;
+    }
+    if (argc > num_words) {
+        return report_extra_word(argv[num_words], argv[num_words - 1]);
     }
     return print_command_help(command);
 }
@@ -142,6 +192,26 @@ static int command_main(const struct command *command, int argc, char **argv)
     return exit_code;
 }
 
+/* argv[0] is the command's name. */
+static int subcommand_main(const struct command *command, int argc, char **argv)
+{
+    if (argc < 2) {
+        output_error("%s: no command given behind it; see imbrex %s --help", command->name,
+                     command->name);
+        return EXIT_CODE_INPUT;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        return argc > 2 ? report_extra_word(argv[2], argv[1]) : print_command_help(command);
+    }
+    const struct command *subcommand = find_subcommand(command, argv[1]);
+    if (subcommand == NULL) {
+        return EXIT_CODE_INPUT;
+    }
+    /* Only read, for messages. */
+    argv[1] = (char *)subcommand->name;
+    return command_main(subcommand, argc - 1, argv + 1);
+}
+
 static int dispatch(int argc, char **argv)
 {
     if (argc < 2) {
@@ -162,6 +232,9 @@ static int dispatch(int argc, char **argv)
     const struct command *command = find_command(argv[1]);
     if (command == NULL) {
         return EXIT_CODE_INPUT;
+    }
+    if (command->subcommands != NULL) {
+        return subcommand_main(command, argc - 1, argv + 1);
     }
     return command_main(command, argc - 1, argv + 1);
 }

@@ -315,6 +315,8 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
     params->group_m = plan->group_m;
     params->num_columns = product->problem.columns;
     params->stagger = plan->stagger;
+    params->cluster_m = plan->cluster_m;
+    params->cluster_n = plan->cluster_n;
     return IMBREX_STATUS_OK;
 }
 

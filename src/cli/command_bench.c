@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* imbrex bench: what measures. Each of its commands is a file of its own and one line below. */
+#include "cli/command.h"
+
+static const struct command *const bench_commands[] = {
+    &bench_ops,
+    NULL,
+};
+
+const struct command command_bench = {
+    .name = "bench",
+    .synopsis = "COMMAND [MODEL] [options]",
+    .summary = "measure speed",
+    .description = "Measures how fast this machine is with a model, or with the kernels alone.",
+    .examples = "  imbrex bench ops --op gemm_swiglu --m 128,4096\n"
+                "  imbrex help bench ops\n",
+    .subcommands = bench_commands,
+};
