@@ -26,7 +26,7 @@ extern "C" {
 struct imbrex_device;
 
 struct imbrex_device_options {
-    /* How many descriptors of matrices (about 256 bytes each) are kept. A launch uses one for each
+    /* How many descriptors of matrices (about 512 bytes each) are kept. A launch uses one for each
      * matrix; with fewer than a program's matrices, some are encoded again at each launch. */
     int32_t max_tensor_maps;
     /* Launches may begin while the kernel before them on the stream ends (programmatic dependent

@@ -10,7 +10,7 @@
 #define A_BASE 0x10000000
 #define W_BASE 0x20000000
 #define D_BASE 0x60000000
-#define RANGE_BYTES 0x10000000
+#define RANGE_BYTES 0x0f000000 /* with unknown memory behind it */
 
 static const void *at(uint64_t address)
 {

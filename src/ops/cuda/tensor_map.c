@@ -9,14 +9,14 @@
 /* Padding would be compared too, and it is not set by assignments to fields. */
 _Static_assert(sizeof(struct tensor_map_key) == 8 + 8 * TENSOR_MAP_MAX_RANK +
                                                     8 * (TENSOR_MAP_MAX_RANK - 1) +
-                                                    4 * TENSOR_MAP_MAX_RANK + 12,
+                                                    4 * TENSOR_MAP_MAX_RANK + 16,
                "struct tensor_map_key must have no padding");
 
 enum imbrex_status tensor_map_cache_init(int32_t max_maps, struct tensor_map_cache *cache,
                                          struct imbrex_error *err)
 {
     uint32_t num_sets = 1;
-    while ((int64_t)num_sets * TENSOR_MAP_WAYS < max_maps) {
+    while ((int64_t)num_sets * TENSOR_MAP_WAYS < 2 * (int64_t)max_maps) {
         num_sets *= 2;
     }
     struct tensor_map_cache created = {.num_sets = num_sets};
@@ -65,7 +65,7 @@ enum imbrex_status tensor_map_add(struct tensor_map_cache *cache, const struct d
                                   const struct tensor_map_key *key, const CUtensorMap **map,
                                   struct imbrex_error *err)
 {
-    static const cuuint32_t element_strides[TENSOR_MAP_MAX_RANK] = {1, 1, 1, 1, 1};
+    static const cuuint32_t element_strides[TENSOR_MAP_MAX_RANK] = {1, 1, 1, 1};
     struct tensor_map_entry *set = find_set(cache, key), *oldest = set;
     CUtensorMap encoded;
 

@@ -11,7 +11,7 @@
 #include "base/memory.h"
 #include "ops/cuda/driver.h"
 
-#define TENSOR_MAP_MAX_RANK 5
+#define TENSOR_MAP_MAX_RANK 4
 #define TENSOR_MAP_WAYS 8 /* places that one matrix may be kept in */
 
 /* All that a descriptor is made of, the innermost dimension first; elements are bf16. Compared byte
@@ -22,12 +22,13 @@ struct tensor_map_key {
     uint64_t strides[TENSOR_MAP_MAX_RANK - 1]; /* bytes, of dimension 1 and up; multiples of 16 */
     uint32_t box[TENSOR_MAP_MAX_RANK];         /* elements that one copy moves */
     uint32_t rank, swizzle, l2_promotion;      /* CUtensorMapSwizzle, CUtensorMapL2promotion */
+    uint32_t zero;                             /* fills the struct up */
 };
 
 struct tensor_map_entry {
-    struct tensor_map_key key;
     CUtensorMap map;
     uint64_t last_use; /* 0: free */
+    struct tensor_map_key key;
 };
 
 /* Sets of TENSOR_MAP_WAYS entries; a key belongs to one set, in which the entry unused for longest
@@ -38,7 +39,7 @@ struct tensor_map_cache {
     uint64_t num_uses, num_encoded;
 };
 
-/* Room for at least max_maps, at least one set. */
+/* Twice the places that max_maps take, so that hardly a set is asked for more than it has. */
 enum imbrex_status tensor_map_cache_init(int32_t max_maps, struct tensor_map_cache *cache,
                                          struct imbrex_error *err);
 /* Safe on a zeroed struct. */
