@@ -179,6 +179,9 @@ COMPILE = $(CC) $(C_OPTIONS) -MMD -MP -c $< -o $@
 $(OBJ)/%_avx2.o: %_avx2.c $(OPTIONS_FILE)
 	$(call QUIET,cc) $(COMPILE) $(AVX2_OPTIONS)
 
+$(OBJ)/bench/%.o: bench/%.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) -I.
+
 $(OBJ)/tests/%.o: tests/%.c $(OPTIONS_FILE)
 	$(call QUIET,cc) $(COMPILE) $(TEST_OPTIONS)
 
@@ -209,7 +212,13 @@ $(KERNELS)/%.fatbin: src/ops/cuda/kernels/%.cu $(KERNEL_OPTIONS_FILE) tools/chec
 $(KERNELS)/%.fatbin: bench/cuda/%.cu $(KERNEL_OPTIONS_FILE) tools/check_ptxas
 	$(call QUIET,nvcc) $(COMPILE_KERNELS)
 $(OBJ)/src/ops/cuda/kernel_image.o: $(call fatbins,$(KERNEL_SOURCES))
-$(OBJ)/bench/cuda/bench_image.o: $(call fatbins,$(BENCH_KERNEL_SOURCES))
+$(OBJ)/bench/cuda/bench_image.o: $(call fatbins,$(BENCH_KERNEL_SOURCES)) $(KERNELS)/commit
+
+# Stands beside every measured figure.
+$(KERNELS)/commit: FORCE
+	@mkdir -p $(@D)
+	@(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown) | tr -d '\n' > $@.now
+	@cmp -s $@.now $@ && rm $@.now || mv $@.now $@
 
 # ---- library and program ----------------------------------------------------------------------
 # The library that is given away is one object in which everything but the public API has become

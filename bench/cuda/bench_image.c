@@ -10,10 +10,21 @@ __asm__(".pushsection .rodata, \"a\", %progbits\n"
         "imbrex_bench_kernels:\n"
         ".incbin \"" KERNEL_FOLDER "/bench_kernels.fatbin\"\n"
         ".size imbrex_bench_kernels, . - imbrex_bench_kernels\n"
+        ".globl imbrex_bench_commit\n"
+        ".hidden imbrex_bench_commit\n"
+        "imbrex_bench_commit:\n"
+        ".incbin \"" KERNEL_FOLDER "/commit\"\n"
+        ".byte 0\n"
         ".popsection\n");
+extern const char imbrex_bench_commit[] __attribute__((visibility("hidden")));
 extern const unsigned char imbrex_bench_kernels[] __attribute__((visibility("hidden")));
 
 const void *bench_image(void)
 {
     return imbrex_bench_kernels;
+}
+
+const char *bench_commit(void)
+{
+    return imbrex_bench_commit;
 }

@@ -4,5 +4,7 @@
 
 /* The fatbin of bench_kernels.cu. Static storage. */
 const void *bench_image(void);
+/* The commit that the program was built from, "-dirty" behind it if files had changed. */
+const char *bench_commit(void);
 
 #endif
