@@ -103,7 +103,8 @@ bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
 {
     bool is_ours = contestant->kind == CONTESTANT_OURS;
     struct bench_operands operands = bench_cell_operands(bench, cell, set_idx, is_ours);
-    /* The bare product of gate and up has its own output; a plain product writes where ours does. */
+    /* The bare product of gate and up has its own output; a plain product writes where ours does.
+     * */
     CUdeviceptr product = cell->product_stride != 0 ? operands.product : operands.d;
 
     if (is_ours) {

@@ -13,8 +13,8 @@
 
 #define BENCH_MAX_CONTESTANTS 200
 
-/* Memory that the inputs and outputs of all cells take turns in. Every matrix exists num_sets times,
- * so that what a call reads has left the L2 cache since it was read last. */
+/* Memory that the inputs and outputs of all cells take turns in. Every matrix exists num_sets
+ * times, so that what a call reads has left the L2 cache since it was read last. */
 struct bench_pools {
     CUdeviceptr a, weights, d, product, workspace, counts;
     uint64_t a_bytes, weights_bytes, d_bytes, product_bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels that a benchmark needs beside those it measures: random inputs, the activation as a kernel
- * of its own (the baseline), and references in double precision. */
+/* Kernels that a benchmark needs beside those it measures: random inputs, the activation as a
+ * kernel of its own (the baseline), and references in double precision. */
 #include <cuda_bf16.h>
 #include <stdint.h>
 
@@ -32,8 +32,8 @@ static __device__ __forceinline__ float silu(float x)
     return __fdividef(x, 1.0f + __expf(-x));
 }
 
-/* d[m, n] = silu(gate) * up of gate_up[m, 2 n], gate in columns [0, n); 8 columns a thread, n % 8 ==
- * 0. What a framework launches after its merged product. */
+/* d[m, n] = silu(gate) * up of gate_up[m, 2 n], gate in columns [0, n); 8 columns a thread, n % 8
+ * == 0. What a framework launches after its merged product. */
 BENCH_KERNEL bench_silu_mul(const uint4 *gate_up, uint4 *d, int64_t m, int32_t n)
 {
     const int32_t row_vectors = n / 8;
@@ -106,8 +106,8 @@ static __device__ __forceinline__ double swiglu_double(double gate, double up)
 /* counts[0]: elements never written (still poisoned with 0xffff); counts[1]: |d - exact| beyond its
  * bound; counts[2]: more than 1 ulp from the rounded reference. worst: largest |d - exact| / bound,
  * as the bits of a float. Of `count` outputs one warp each: the last 64 of the matrix, then random
- * ones. up NULL: a plain product. The bound is half an ulp of the result, plus what fp32 sums that a
- * tensor core truncates may lose: k / 16 steps of 2^-22 of the sum of magnitudes. */
+ * ones. up NULL: a plain product. The bound is half an ulp of the result, plus what fp32 sums that
+ * a tensor core truncates may lose: k / 16 steps of 2^-22 of the sum of magnitudes. */
 BENCH_KERNEL bench_check(const __nv_bfloat16 *a, const __nv_bfloat16 *gate, const __nv_bfloat16 *up,
                          const __nv_bfloat16 *d, int64_t m, int32_t n, int32_t k, uint32_t seed,
                          uint32_t roundings, uint32_t *counts, int32_t *worst)
@@ -141,8 +141,8 @@ BENCH_KERNEL bench_check(const __nv_bfloat16 *a, const __nv_bfloat16 *gate, cons
         return;
     const __nv_bfloat16 found = d[row * n + column];
     const double step = (k / 16 + 16) * 0x1p-22;
-    /* |silu'| <= 1.1 and |silu(x)| <= |x|. A product that is rounded to bf16 on the way adds 2^-9 of
-     * itself. */
+    /* |silu'| <= 1.1 and |silu(x)| <= |x|. A product that is rounded to bf16 on the way adds 2^-9
+     * of itself. */
     const double g_error = step * g_size + (roundings > 1 ? fabs(g) * 0x1p-9 : 0.0);
     const double u_error = step * u_size + (roundings > 1 ? fabs(u) * 0x1p-9 : 0.0);
     const double exact = up != nullptr ? swiglu_double(g, u) : g;

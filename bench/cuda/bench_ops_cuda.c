@@ -191,7 +191,8 @@ static bool elapsed_us(struct bench *bench, CUevent begin, CUevent end, double *
     return true;
 }
 
-/* Times single calls: a first idea of a call's time, and everything that is loaded late is loaded. */
+/* Times single calls: a first idea of a call's time, and everything that is loaded late is loaded.
+ * */
 static bool estimate_us(struct bench *bench, struct bench_cell *cell,
                         const struct contestant *contestant, CUevent begin, CUevent end,
                         double *call_us)

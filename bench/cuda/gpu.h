@@ -21,6 +21,7 @@
     X(mem_alloc, cuMemAlloc)                      \
     X(mem_free, cuMemFree)                        \
     X(memset_d8_async, cuMemsetD8Async)           \
+    X(memcpy_htod, cuMemcpyHtoD)                  \
     X(memcpy_dtoh, cuMemcpyDtoH)                  \
     X(stream_create, cuStreamCreate)              \
     X(stream_destroy, cuStreamDestroy)            \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuBLASLt speaks of column-major matrices. A row-major D[m, n] is its transpose in column-major, so
- * Dᵀ[n, m] = B[n, k] · Aᵀ[k, m]: B comes first and is transposed, since its rows are contiguous. */
+/* cuBLASLt speaks of column-major matrices. A row-major D[m, n] is its transpose in column-major,
+ * so Dᵀ[n, m] = B[n, k] · Aᵀ[k, m]: B comes first and is transposed, since its rows are contiguous.
+ * */
 #include "bench/peers/cublaslt.h"
 
 #include <dlfcn.h>
@@ -9,7 +10,8 @@
 
 #include "cli/output.h"
 
-/* Declarations of our own, after cublasLt.h of CUDA 13: the structs are opaque blocks of that size. */
+/* Declarations of our own, after cublasLt.h of CUDA 13: the structs are opaque blocks of that size.
+ * */
 typedef int cublaslt_status; /* 0: success */
 struct cublaslt_algorithm {
     uint64_t words[8];

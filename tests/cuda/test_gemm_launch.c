@@ -145,8 +145,8 @@ static void test_other_device_is_refused(void **state)
     imbrex_device_close(device);
 }
 
-/* Catches an empty batch that is launched (a grid of 0 blocks is an error) or whose addresses, which
- * may be anything, are looked at. */
+/* Catches an empty batch that is launched (a grid of 0 blocks is an error) or whose addresses,
+ * which may be anything, are looked at. */
 static void test_no_tokens(void **state)
 {
     (void)state;
