@@ -65,8 +65,8 @@ IMBREX_API void imbrex_device_describe(const struct imbrex_device *device,
 /* ---- kernels --------------------------------------------------------------------------------- */
 
 /* How the bf16 matrix kernels want their matrices (the copy engine's rules, TMA): row-major, base
- * addresses multiples of 16 bytes, row strides multiples of 8 elements and at least the width. Any
- * width and height from 1 on will do where the strides allow it. Memory is the device's own, or
+ * addresses multiples of 16 bytes, row strides multiples of 8 elements and at least the width; the
+ * width of D a multiple of 8, that of A and the weights any where the strides allow it. Memory is the device's own, or
  * host memory that is registered with CUDA, whole from the first element to the last; where it lies
  * is looked at when a matrix (address, shape and strides) is new to the device. Outputs overlap no
  * input. */
@@ -135,8 +135,8 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_variant_describe(
 struct imbrex_kernel_shape {
     enum imbrex_kernel_op op;
     int32_t m, n, k;
-    /* gemm_swiglu: gate and up cannot be seen as one tensor: they differ in row stride, n is no
-     * multiple of 8, or they lie 2^40 bytes or more apart. */
+    /* gemm_swiglu: gate and up cannot be seen as one tensor: they differ in row stride or lie 2^40
+     * bytes or more apart. */
     bool is_split;
 };
 

@@ -114,7 +114,6 @@ static bool compare_all(struct numerics *numerics, float scale)
         .m = (int32_t)cell->m,
         .n = (int32_t)cell->n,
         .k = (int32_t)cell->k,
-        .is_split = cell->n % 8 != 0,
     };
     struct imbrex_error err = {0};
     CUdeviceptr a = operands.a;

@@ -305,7 +305,6 @@ static struct imbrex_kernel_shape shape_of(const struct bench *bench, const stru
         .m = (int32_t)cell->m,
         .n = (int32_t)cell->n,
         .k = (int32_t)cell->k,
-        .is_split = bench->settings->op.value == IMBREX_KERNEL_OP_GEMM_SWIGLU && cell->n % 8 != 0,
     };
 }
 
@@ -599,7 +598,7 @@ static bool prepare_peers(struct bench *bench, struct bench_cell *cell)
     }
     if (is_ok) {
         (void)add_contestant(cell, CONTESTANT_GEMM, "cuBLASLt");
-        if (cell->product_stride != 0 && cell->n % 8 == 0) {
+        if (cell->product_stride != 0) {
             (void)add_contestant(cell, CONTESTANT_UNFUSED, "cuBLASLt + activation");
         }
     }

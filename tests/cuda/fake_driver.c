@@ -264,10 +264,21 @@ static CUresult fake_pointer_get_attributes(unsigned int num_attributes,
     return CUDA_SUCCESS;
 }
 
+static CUresult fake_stream_is_capturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    (void)stream;
+    FAIL_IF_TOLD();
+    *status = fake.is_capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
 static CUresult fake_stream_get_device(CUstream stream, CUdevice *device)
 {
     (void)stream;
     FAIL_IF_TOLD();
+    if (fake.is_capturing) {
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     *device = fake.stream_device;
     return CUDA_SUCCESS;
 }

@@ -26,6 +26,7 @@ struct fake_driver {
     struct fake_range ranges[FAKE_MAX_RANGES]; /* memory that the driver knows */
     int num_ranges;
     int stream_device; /* of every stream */
+    bool is_capturing; /* so is every stream */
 
     /* Call number fail_at, from 1 on, fails with fail_result and does nothing. */
     int fail_at;

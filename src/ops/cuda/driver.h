@@ -43,6 +43,7 @@
     X(kernel_set_attribute, cuKernelSetAttribute)                             \
     X(kernel_get_function, cuKernelGetFunction)                               \
     X(pointer_get_attributes, cuPointerGetAttributes)                         \
+    X(stream_is_capturing, cuStreamIsCapturing)                               \
     X(stream_get_device, cuStreamGetDevice)                                   \
     X(tensor_map_encode_tiled, cuTensorMapEncodeTiled)                        \
     X(launch_kernel_ex, cuLaunchKernelEx)

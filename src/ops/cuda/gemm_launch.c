@@ -143,13 +143,19 @@ static enum imbrex_status check_memory(const struct imbrex_device *device, const
     return check_address(device, name, "last", first + (uint64_t)num_bytes - 1, err);
 }
 
-/* The driver's special handles are streams of whatever context is current: ours. */
+/* The driver's special handles are streams of whatever context is current: ours. A stream that is
+ * being captured may not be asked; on another GPU's the launch itself fails. */
 static enum imbrex_status check_stream(const struct imbrex_device *device, CUstream stream,
                                        struct imbrex_error *err)
 {
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     CUdevice gpu = -1;
 
     if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
+        return IMBREX_STATUS_OK;
+    }
+    TRY(DRIVER_CALL(&device->driver, err, stream_is_capturing, stream, &capture));
+    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
         return IMBREX_STATUS_OK;
     }
     TRY(DRIVER_CALL(&device->driver, err, stream_get_device, stream, &gpu));
@@ -233,8 +239,7 @@ static bool is_pair(const struct operand *gate, const struct operand *up)
 {
     uint64_t gate_base = (uint64_t)(uintptr_t)gate->base, up_base = (uint64_t)(uintptr_t)up->base;
     uint64_t distance = gate_base < up_base ? up_base - gate_base : gate_base - up_base;
-    return gate->stride == up->stride && gate->num_rows % TILE_PAIR_ROWS == 0 && distance > 0 &&
-           distance < (uint64_t)TMA_STRIDE_LIMIT &&
+    return gate->stride == up->stride && distance > 0 && distance < (uint64_t)TMA_STRIDE_LIMIT &&
            gate->stride < TMA_STRIDE_LIMIT / (BF16_BYTES * TILE_PAIR_ROWS);
 }
 

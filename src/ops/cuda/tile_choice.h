@@ -13,6 +13,8 @@
 /* Rows of gate, then of up, in the view of both: the columns that lie in one thread's accumulators.
  * */
 #define TILE_PAIR_ROWS 8
+/* Columns of the result that are stored together. */
+#define TILE_STORE_COLUMNS 8
 
 /* What matters of a device. */
 struct tile_machine {
