@@ -12,8 +12,8 @@
  *   b       pair   K, 8, 2, I / 8          ldb * 2, pair_stride, ldb * 16  64, 8, 2, slice       128B
  *   b, up   split  K, I (gate; up)         ldb * 2 of each                64, 8 * slice        128B
  *   b       plain  K, N                    ldb * 2                        64, 16 * slice       128B
- *   d       all    columns of D, M         ldd * 2                        64, 64               128B
- *   d_rest  all    columns of D, M         ldd * 2                        rest, 64             below
+ *   d       all    columns of D, M         ldd * 2                        64, 16               128B
+ *   d_rest  all    columns of D, M         ldd * 2                        rest, 16             below
  *
  * d_rest: swizzle 64B where rest == 32, 32B where rest == 16, none elsewhere; zeroed where rest == 0,
  * as d is where a tile has fewer than 64 output columns. L2 promotion: 256B for a, b, up; none for d
@@ -49,6 +49,10 @@ struct gemm_tile_params {
     int32_t cluster_m;
     int32_t cluster_n;
     int32_t reserved[3];
+    uint64_t hint_a;
+    uint64_t hint_b;
+    uint64_t hint_d;
+    uint64_t trace;
 };
 
 /* Launch rule. Threads: GEMM_TILE_THREADS. Cluster: (cluster_m * cluster_n, 1, 1), each 1, 2 or 4,

@@ -25,6 +25,11 @@
 #include "ops/cuda/kernels/gemm_swiglu_params.h"
 #include "ops/cuda/kernels/ptx.cuh"
 
+#ifdef TRACE
+#define STAMP(i) do { if (p.trace && thread == 0 && blockIdx.x == 6 && trace_i < 24) ((long long *)p.trace)[(group * 24 + trace_i) * 4 + (i)] = clock64(); } while (0)
+#else
+#define STAMP(i) (void)trace_i
+#endif
 /* Template arguments, spelled as the variants list spells them. */
 enum gemm_tile_schedule { pingpong, cooperative };
 enum gemm_tile_form { pair, split, plain };
@@ -38,7 +43,7 @@ enum {
 };
 
 /* Named barriers; 0 is that of __syncthreads. */
-enum { BARRIER_TURN = 1, BARRIER_STAGGER = 1, BARRIER_EPILOGUE = 3 };
+enum { BARRIER_TURN = 1, BARRIER_STAGGER = 1 };
 
 struct tile_position {
     int m;
@@ -71,64 +76,64 @@ __device__ __forceinline__ float swiglu(float gate, float up)
 
 /* Brings the k-blocks of all tiles of this CTA, one stage after another. Of what the CTAs of a cluster
  * share each loads a slice and sends it to all: `slice` pieces of 16 rows of B, the last slices
- * overlapping where the pieces do not divide (the same bytes are then written twice). */
-template <int FORM, int BLOCK_M, int BLOCK_N, int NUM_STAGES>
+ * overlapping where the pieces do not divide (the same bytes are then written twice).
+ * It has 24 registers: what is cheap to find again is not kept. */
+template <int FORM, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
 __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32_t stages,
-                                        uint32_t full, uint32_t empty, int rank_m, int rank_n,
-                                        int first_block, int block_step)
+                                        int rank_m, int rank_n, int first_block, int block_step)
 {
     constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
     constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
+    constexpr int FULL = NUM_STAGES * STAGE_BYTES + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
     constexpr int PIECES = BLOCK_N / 16;
     constexpr int PIECE_BYTES = 16 * ROW_BYTES;
-    const int cluster_m = p.cluster_m, cluster_n = p.cluster_n;
-    const int slice = (PIECES + cluster_m - 1) / cluster_m;
+    const int slice = (PIECES + p.cluster_m - 1) / p.cluster_m;
     const int first_piece = min(rank_m * slice, PIECES - slice);
-    const int a_rows = BLOCK_M / cluster_n;
-    const uint16_t b_mask = ((1 << cluster_m) - 1) << (rank_n * cluster_m);
-    const uint16_t a_mask = (cluster_n > 1 ? 1 | 1 << cluster_m : 1) << rank_m;
-    const uint32_t a_mask_all = cluster_n == 4 ? 15 : a_mask;
-    const uint32_t bytes = A_BYTES + cluster_m * slice * PIECE_BYTES;
-    const int num_blocks = p.num_blocks_m * p.num_blocks_n;
-    int stage = 0;
-    uint32_t parity = 1;
+    const int a_first = rank_n * (BLOCK_M / p.cluster_n);
+    const uint16_t b_mask = ((1 << p.cluster_m) - 1) << (rank_n * p.cluster_m);
+    const uint16_t a_mask = (p.cluster_n == 1 ? 1 : p.cluster_n == 4 ? 15 : 1 | 1 << p.cluster_m)
+                            << rank_m;
+    const uint32_t bytes = A_BYTES + p.cluster_m * slice * PIECE_BYTES;
+    uint32_t stage = 0, parity = 1;
 
-    for (int block = first_block; block < num_blocks; block += block_step) {
+    for (int block = first_block; block < p.num_blocks_m * p.num_blocks_n; block += block_step) {
         const tile_position tile = tile_at(p, block, rank_m, rank_n);
-        const int a_row = tile.m * BLOCK_M + rank_n * a_rows;
+        const int a_row = tile.m * BLOCK_M + a_first;
         const int piece = tile.n * PIECES + first_piece;
+#pragma unroll 1
         for (int k_block = 0; k_block < p.num_k_blocks; k_block++) {
-            const uint32_t barrier = full + 8 * stage;
+            const uint32_t barrier = stages + FULL + 8 * stage;
             const uint32_t a = stages + stage * STAGE_BYTES;
-            const uint32_t b = a + A_BYTES + first_piece * PIECE_BYTES;
             const int k = k_block * GEMM_TILE_BLOCK_K;
-            mbarrier_wait(empty + 8 * stage, parity);
+            mbarrier_wait(barrier + 8 * NUM_STAGES, parity);
             mbarrier_expect_bytes(barrier, bytes);
-            if (cluster_n > 1)
-                tensor_load_2d_multicast(a + rank_n * a_rows * ROW_BYTES, &p.a, barrier, k, a_row,
-                                         a_mask_all);
+            if (p.cluster_n > 1)
+                tensor_load_2d_multicast(a + a_first * ROW_BYTES, &p.a, barrier, k, a_row, a_mask,
+                                         p.hint_a);
             else
-                tensor_load_2d(a, &p.a, barrier, k, a_row);
+                tensor_load_2d(a, &p.a, barrier, k, a_row, p.hint_a);
             if constexpr (FORM == pair) {
-                if (cluster_m > 1)
-                    tensor_load_4d_multicast(b, &p.b, barrier, k, piece, b_mask);
+                const uint32_t b = a + A_BYTES + first_piece * PIECE_BYTES;
+                if (p.cluster_m > 1)
+                    tensor_load_4d_multicast(b, &p.b, barrier, k, piece, b_mask, p.hint_b);
                 else
-                    tensor_load_4d(b, &p.b, barrier, k, piece);
+                    tensor_load_4d(b, &p.b, barrier, k, piece, p.hint_b);
             } else if constexpr (FORM == plain) {
-                if (cluster_m > 1)
-                    tensor_load_2d_multicast(b, &p.b, barrier, k, piece * 16, b_mask);
+                const uint32_t b = a + A_BYTES + first_piece * PIECE_BYTES;
+                if (p.cluster_m > 1)
+                    tensor_load_2d_multicast(b, &p.b, barrier, k, piece * 16, b_mask, p.hint_b);
                 else
-                    tensor_load_2d(b, &p.b, barrier, k, piece * 16);
+                    tensor_load_2d(b, &p.b, barrier, k, piece * 16, p.hint_b);
             } else {
                 /* Gate rows fill the first half of the B block, up rows the second. */
-                const uint32_t gate = a + A_BYTES + first_piece * PIECE_BYTES / 2;
-                const uint32_t up = gate + BLOCK_N / 2 * ROW_BYTES;
-                if (cluster_m > 1) {
-                    tensor_load_2d_multicast(gate, &p.b, barrier, k, piece * 8, b_mask);
-                    tensor_load_2d_multicast(up, &p.up, barrier, k, piece * 8, b_mask);
+                const uint32_t b = a + A_BYTES + first_piece * (PIECE_BYTES / 2);
+                const uint32_t up = b + BLOCK_N / 2 * ROW_BYTES;
+                if (p.cluster_m > 1) {
+                    tensor_load_2d_multicast(b, &p.b, barrier, k, piece * 8, b_mask, p.hint_b);
+                    tensor_load_2d_multicast(up, &p.up, barrier, k, piece * 8, b_mask, p.hint_b);
                 } else {
-                    tensor_load_2d(gate, &p.b, barrier, k, piece * 8);
-                    tensor_load_2d(up, &p.up, barrier, k, piece * 8);
+                    tensor_load_2d(b, &p.b, barrier, k, piece * 8, p.hint_b);
+                    tensor_load_2d(up, &p.up, barrier, k, piece * 8, p.hint_b);
                 }
             }
             if (++stage == NUM_STAGES) {
@@ -198,16 +203,16 @@ __device__ __forceinline__ void add_bias(float (&accum)[WIDTH], const float *bia
     }
 }
 
-/* Columns [FIRST, FIRST + COLUMNS) of 64 rows of a tile: registers, shared memory, copy engine. */
+/* Columns [FIRST, FIRST + COLUMNS) of the 16 rows of a warp: registers, shared memory, copy engine.
+ * Warps work alone: no barrier of the warpgroup stands in an epilogue. */
 template <int FORM, int FIRST, int COLUMNS, int HALVES, int WIDTH>
 __device__ __forceinline__ void write_chunk(const struct gemm_tile_params &p,
                                             const CUtensorMap *map, uint32_t slot,
-                                            const float (&accum)[HALVES][WIDTH], int thread,
-                                            int barrier, int row0, int column0)
+                                            const float (&accum)[HALVES][WIDTH], int lane, int row0,
+                                            int column0)
 {
     constexpr bool SWIZZLED = COLUMNS == 64 || COLUMNS == 32 || COLUMNS == 16;
-    const int row = thread / 32 * 16 + (thread & 15);
-    const uint32_t address = slot + chunk_offset<COLUMNS>(row, thread >> 4 & 1);
+    const uint32_t address = slot + chunk_offset<COLUMNS>(lane & 15, lane >> 4);
     const bool up_first = p.up_first != 0;
 
 #pragma unroll
@@ -221,39 +226,39 @@ __device__ __forceinline__ void write_chunk(const struct gemm_tile_params &p,
     if constexpr (COLUMNS % 16 != 0) {
         uint32_t last[2];
         finish_group<FORM>(accum, (FIRST + COLUMNS) / 8 - 1, up_first, last);
-        matrix_store_x2(slot + row * COLUMNS * 2 + (COLUMNS - 8) * 2, last[0], last[1]);
+        matrix_store_x2(slot + (lane & 15) * COLUMNS * 2 + (COLUMNS - 8) * 2, last[0], last[1]);
     }
     fence_to_copy_engine();
-    named_barrier_wait(barrier, THREADS_OF_GROUP);
-    if (thread == 0)
-        tensor_store_2d(map, slot, column0 + FIRST, row0);
+    __syncwarp();
+    if (lane == 0)
+        tensor_store_2d(map, slot, column0 + FIRST, row0, p.hint_d);
 }
 
-/* Waits for a free slot; slots are used in turn. */
+/* Waits for a free slot of the warp; slots are used in turn. */
 template <int NUM_SLOTS>
-__device__ __forceinline__ uint32_t next_slot(uint32_t slots, int &turn, int thread, int barrier)
+__device__ __forceinline__ uint32_t next_slot(uint32_t slots, int &turn, int lane)
 {
     uint32_t slot = slots + turn * GEMM_TILE_SLOT_BYTES;
     turn = turn + 1 == NUM_SLOTS ? 0 : turn + 1;
-    if (thread == 0)
+    if (lane == 0)
         tensor_store_wait_read<NUM_SLOTS - 1>();
-    named_barrier_wait(barrier, THREADS_OF_GROUP);
+    __syncwarp();
     return slot;
 }
 
 template <int FORM, int NUM_SLOTS, int OUTPUTS, int CHUNK, int HALVES, int WIDTH>
 __device__ __forceinline__ void write_chunks(const struct gemm_tile_params &p, uint32_t slots,
                                              int &turn, const float (&accum)[HALVES][WIDTH],
-                                             int thread, int barrier, int row0, int column0)
+                                             int lane, int row0, int column0)
 {
     constexpr int FIRST = CHUNK * CHUNK_COLUMNS;
     if constexpr (FIRST < OUTPUTS) {
         constexpr int COLUMNS = OUTPUTS - FIRST < CHUNK_COLUMNS ? OUTPUTS - FIRST : CHUNK_COLUMNS;
-        const uint32_t slot = next_slot<NUM_SLOTS>(slots, turn, thread, barrier);
+        const uint32_t slot = next_slot<NUM_SLOTS>(slots, turn, lane);
         write_chunk<FORM, FIRST, COLUMNS>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : &p.d_rest, slot,
-                                          accum, thread, barrier, row0, column0);
-        write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1>(p, slots, turn, accum, thread, barrier,
-                                                          row0, column0);
+                                          accum, lane, row0, column0);
+        write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1>(p, slots, turn, accum, lane, row0,
+                                                          column0);
     }
 }
 
@@ -264,10 +269,17 @@ __device__ __forceinline__ void multiply_block(float (&accum)[NUM_M][HALVES][COL
 {
     const uint64_t a_descriptor = wgmma_descriptor(a);
     const uint64_t b_descriptor = wgmma_descriptor(b);
+#ifdef M_OUTER
+#pragma unroll
+    for (int m = 0; m < NUM_M; m++)
+#pragma unroll
+    for (int k = 0; k < GEMM_TILE_BLOCK_K / 16; k++)
+#else
 #pragma unroll
     for (int k = 0; k < GEMM_TILE_BLOCK_K / 16; k++)
 #pragma unroll
         for (int m = 0; m < NUM_M; m++)
+#endif
 #pragma unroll
             for (int half = 0; half < HALVES; half++)
                 wgmma<COLUMNS>(accum[m][half],
@@ -291,7 +303,7 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
     const int num_k_blocks = p.num_k_blocks;
     const int num_blocks = p.num_blocks_m * p.num_blocks_n;
     const int thread = threadIdx.x % THREADS_OF_GROUP;
-    const int epilogue_barrier = BARRIER_EPILOGUE + group;
+    const int warp = thread / 32, lane = thread % 32;
     const int first_row = SCHEDULE == pingpong ? 0 : group * NUM_M * 64;
     /* A lead of num_stages or more would wait for stages that the second group still holds. */
     const int stagger = num_k_blocks > NUM_STAGES ? p.stagger : 0;
@@ -303,7 +315,7 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
     int own_block = first_block;
     uint32_t position = 0; /* of the next k-block in all that the CTA computes */
 
-    slots += group * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
+    slots += group * NUM_SLOTS * GEMM_TILE_SLOT_BYTES + warp * (GEMM_TILE_SLOT_BYTES / 4);
     if (SCHEDULE == pingpong) {
         if (group == 1) {
             named_barrier_arrive(BARRIER_TURN, 2 * THREADS_OF_GROUP);
@@ -313,8 +325,8 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
         block_step *= 2;
     }
 
-    for (int block = own_block; block < num_blocks; block += block_step) {
-        const tile_position tile = tile_at(p, block, rank_m, rank_n);
+    int trace_i = 0;
+    for (int block = own_block; block < num_blocks; block += block_step, trace_i++) {
         float accum[NUM_M][HALVES][COLUMNS / 2];
         uint32_t stage = position % NUM_STAGES;
         uint32_t parity = position / NUM_STAGES & 1;
@@ -325,6 +337,8 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
         else if (group == 1 && stagger > 0)
             named_barrier_wait(BARRIER_STAGGER, 2 * THREADS_OF_GROUP);
 
+        STAMP(0);
+#pragma unroll 1
         for (int k_block = 0; k_block < num_k_blocks; k_block++) {
             const uint32_t a = stages + stage * STAGE_BYTES;
             mbarrier_wait(full + 8 * stage, parity);
@@ -344,9 +358,13 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
                 parity ^= 1;
             }
         }
+        STAMP(1);
+        /* Not before the mainloop, whose registers it would take; here the tensor cores are busy. */
+        const tile_position tile = tile_at(p, block, rank_m, rank_n);
         if (SCHEDULE == pingpong)
             named_barrier_arrive(BARRIER_TURN + 1 - group, 2 * THREADS_OF_GROUP);
         wgmma_wait<0>();
+        STAMP(2);
         if (tells)
             mbarrier_arrive_cluster(peer_empty + 8 * held);
         position += SCHEDULE == pingpong ? 2 * num_k_blocks : num_k_blocks;
@@ -355,13 +373,13 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
         for (int m = 0; m < NUM_M; m++) {
             if (FORM == plain && p.bias != nullptr)
                 add_bias(accum[m][0], p.bias, tile.n * OUTPUTS, p.num_columns);
-            write_chunks<FORM, NUM_SLOTS, OUTPUTS, 0>(p, slots, turn, accum[m], thread,
-                                                      epilogue_barrier,
-                                                      tile.m * BLOCK_M + first_row + m * 64,
+            write_chunks<FORM, NUM_SLOTS, OUTPUTS, 0>(p, slots, turn, accum[m], lane,
+                                                      tile.m * BLOCK_M + first_row + warp * 16 + m * 64,
                                                       tile.n * OUTPUTS);
         }
+        STAMP(3);
     }
-    if (thread == 0)
+    if (lane == 0)
         tensor_store_wait_all();
 }
 
@@ -399,23 +417,29 @@ __device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
     } else if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP) {
         tensor_map_prefetch(&p.a);
         tensor_map_prefetch(&p.b);
+    } else if (threadIdx.x == 32) {
+        tensor_map_prefetch(&p.d);
     }
-    cluster_sync();
+    if (cluster > 1)
+        cluster_sync();
+    else
+        __syncthreads();
     grid_release_next();
     grid_wait_for_previous();
 
     if (group == PRODUCER_GROUP) {
         registers_shrink<24>();
         if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP)
-            produce<FORM, BLOCK_M, BLOCK_N, NUM_STAGES>(p, stages, full, empty, rank_m, rank_n,
-                                                        first_block, block_step);
+            produce<FORM, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(p, stages, rank_m, rank_n,
+                                                                   first_block, block_step);
     } else {
         registers_grow<240>();
         consume<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(
             p, stages, slots, full, empty, group, rank, rank_m, rank_n, first_block, block_step);
     }
     /* No CTA ends while another may still write into its shared memory. */
-    cluster_sync();
+    if (cluster > 1)
+        cluster_sync();
 }
 
 #endif
