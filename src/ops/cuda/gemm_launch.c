@@ -11,7 +11,9 @@
 #define BF16_BYTES 2
 #define TMA_ALIGNMENT 16 /* bytes, of base addresses and strides */
 #define TMA_STRIDE_LIMIT (INT64_C(1) << 40)
-#define TMA_BOX_ROWS 64 /* of D, that one warpgroup stores at a time */
+#define TMA_BOX_ROWS 16 /* of D, that one warp stores at a time */
+/* L2 cache policy of createpolicy: evict_normal, for all bytes. */
+#define TMA_HINT_NORMAL UINT64_C(0x1000000000000000)
 #define TMA_BOX_COLUMNS 64
 #define STRIDE_ELEMENTS (TMA_ALIGNMENT / BF16_BYTES)
 
@@ -322,6 +324,7 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
     params->stagger = plan->stagger;
     params->cluster_m = plan->cluster_m;
     params->cluster_n = plan->cluster_n;
+    params->hint_a = params->hint_b = params->hint_d = TMA_HINT_NORMAL;
     return IMBREX_STATUS_OK;
 }
 
