@@ -66,10 +66,10 @@ IMBREX_API void imbrex_device_describe(const struct imbrex_device *device,
 
 /* How the bf16 matrix kernels want their matrices (the copy engine's rules, TMA): row-major, base
  * addresses multiples of 16 bytes, row strides multiples of 8 elements and at least the width; the
- * width of D a multiple of 8, that of A and the weights any where the strides allow it. Memory is the device's own, or
- * host memory that is registered with CUDA, whole from the first element to the last; where it lies
- * is looked at when a matrix (address, shape and strides) is new to the device. Outputs overlap no
- * input. */
+ * width of D a multiple of 8, that of A and the weights any where the strides allow it. Memory is
+ * the device's own, or host memory that is registered with CUDA, whole from the first element to
+ * the last; where it lies is looked at when a matrix (address, shape and strides) is new to the
+ * device. Outputs overlap no input. */
 
 /* D = silu(A · gateᵀ) * (A · upᵀ), without storing either product. silu(x) = x / (1 + exp(-x)).
  * fp32 accumulation, one rounding at the store. Source: GLU variants, arXiv 2002.05202.

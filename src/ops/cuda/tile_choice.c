@@ -1,37 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cost of a plan is the larger of two times. One is what the tensor cores take: tiles are dealt
- * out in waves over the SMs, so a product whose tiles fill a last wave badly pays for a whole one;
- * this is what decides below about 1024 rows. The other is what the memory takes to bring weights
- * and activations and to take the result. */
+/* The cost of a plan is made of two times that overlap. One is what the SMs take: tiles are dealt
+ * out in waves, so a product whose tiles fill a last wave badly pays for a whole one; this is what
+ * decides below about 1024 rows. The other is what the memory takes to bring weights and
+ * activations and to take the result. */
 #include "ops/cuda/tile_choice.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
+#include <math.h>
 
 #include "ops/cuda/kernels/gemm_swiglu_params.h"
 
-/* A warpgroup multiplies 64 rows at a time, and an SM 2048 pairs of bf16 a clock. */
+/* What an SM multiplies in a clock: pairs of bf16. */
 #define MACS_PER_CLOCK 2048.0
 #define BF16_BYTES 2
 
 #define MAX_CLUSTER 4
 #define MAX_BLOCKS INT32_MAX
 
-/* Constants of the model, measured on one H200. */
+/* Clocks that a schedule takes beside its products. */
 struct schedule_cost {
-    double rate;        /* of MACS_PER_CLOCK, in the main loop */
-    double tile_cycles; /* of a tile, not hidden under the main loop of another */
+    double rate;         /* of MACS_PER_CLOCK, in the main loop */
+    double k_block;      /* of a step along k */
+    double tile;         /* of a tile: its first loads, and what no other tile hides */
+    double tile_element; /* of a result, the same */
 };
 
+/* Fitted to measured times of every variant on one H200, see docs/kernels.md: to the differences
+ * between variants of a cell, so the clock drops out, and CLOCK_MHZ only sets the scale. */
 static const struct schedule_cost schedule_costs[] = {
-    [TILE_SCHEDULE_pingpong] = {.rate = 0.90, .tile_cycles = 150.0},
-    [TILE_SCHEDULE_cooperative] = {.rate = 0.90, .tile_cycles = 900.0},
+    [TILE_SCHEDULE_pingpong] = {.rate = 0.941, .k_block = 20.0, .tile = 1150.0},
+    [TILE_SCHEDULE_cooperative] = {.rate = 0.900, .tile_element = 0.295},
 };
 
-#define FEED_BYTES_PER_CLOCK 48.0 /* from L2 into one SM while all load */
-#define CLOCK_MHZ 1700.0          /* while the tensor cores are busy */
-#define MEMORY_BYTES_PER_US 4.3e6
-#define LAUNCH_US 3.0 /* first loads, last stores */
+#define CLOCK_MHZ 1700.0
+#define FEED_BYTES_PER_CLOCK 74.0 /* from L2 into one SM while all load */
+#define SHARED_LOAD_SHARE 0.923   /* of a load that the tiles of a cluster share */
+#define CLUSTER_TILE_CLOCKS 100.0 /* of a tile, for each other tile in its cluster */
+#define CLUSTER_LAUNCH_CLOCKS 800.0
+#define MEMORY_BYTES_PER_CLOCK 3360.0
+#define LAUNCH_CLOCKS 12500.0
+/* Two limits that overlap but for the beginning and the end of each: the norm of this exponent. */
+#define OVERLAP_EXPONENT 6.6
+/* Share of a last wave's missing tiles that is gained, as the others then have more bandwidth. */
+#define LAST_WAVE_GAIN 0.064
 
 /* Clusters that are tried. */
 static const struct {
@@ -152,32 +163,46 @@ enum imbrex_status tile_check(const struct tile_machine *machine,
     return IMBREX_STATUS_OK;
 }
 
-/* Clocks of a step of GEMM_TILE_BLOCK_K: the products, or the loads where these take longer. */
-static double k_block_cycles(const struct kernel_variant *kernel, const struct tile_plan *plan)
+static double overlapped(double a, double b)
 {
+    return pow(pow(a, OVERLAP_EXPONENT) + pow(b, OVERLAP_EXPONENT), 1.0 / OVERLAP_EXPONENT);
+}
+
+/* Clocks of a step of GEMM_TILE_BLOCK_K: its products, over its loads. */
+static double k_block_clocks(const struct kernel_variant *kernel, const struct tile_plan *plan)
+{
+    const struct schedule_cost *schedule = &schedule_costs[kernel->schedule];
     double products = (double)kernel->block_m * kernel->block_n * GEMM_TILE_BLOCK_K /
-                      (MACS_PER_CLOCK * schedule_costs[kernel->schedule].rate);
-    /* Tiles of a cluster load each row once for all that share it. */
-    double rows =
-        (double)kernel->block_m / plan->cluster_n + (double)kernel->block_n / plan->cluster_m;
-    double loads = rows * GEMM_TILE_BLOCK_K * BF16_BYTES / FEED_BYTES_PER_CLOCK;
-    return products > loads ? products : loads;
+                          (MACS_PER_CLOCK * schedule->rate) +
+                      schedule->k_block;
+    double a_rows = kernel->block_m * (plan->cluster_n > 1 ? SHARED_LOAD_SHARE : 1.0);
+    double weight_rows = kernel->block_n * (plan->cluster_m > 1 ? SHARED_LOAD_SHARE : 1.0);
+    double loads = (a_rows + weight_rows) * GEMM_TILE_BLOCK_K * BF16_BYTES / FEED_BYTES_PER_CLOCK;
+    return overlapped(products, loads);
 }
 
 double tile_cost_us(const struct tile_machine *machine, const struct tile_problem *problem,
                     const struct tile_plan *plan)
 {
     const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+    const struct schedule_cost *schedule = &schedule_costs[kernel->schedule];
     struct tile_grid grid = tile_grid_of(machine, problem, plan);
     double num_k_blocks = (double)divide_up(problem->k, GEMM_TILE_BLOCK_K);
-    double tile_cycles =
-        num_k_blocks * k_block_cycles(kernel, plan) + schedule_costs[kernel->schedule].tile_cycles;
-    double compute_us = (double)grid.num_waves * tile_cycles / CLOCK_MHZ;
+    double num_neighbours = plan->cluster_m * plan->cluster_n - 1;
+    double tile_clocks = num_k_blocks * k_block_clocks(kernel, plan) + schedule->tile +
+                         schedule->tile_element * kernel->block_m * tile_columns(kernel) +
+                         CLUSTER_TILE_CLOCKS * num_neighbours;
+    double full_waves = (double)(grid.num_blocks_m * grid.num_blocks_n) / (double)grid.num_clusters;
+    double num_waves =
+        (double)grid.num_waves - LAST_WAVE_GAIN * ((double)grid.num_waves - full_waves);
 
     double m = problem->m, columns = problem->columns, k = problem->k;
     double weight_rows = problem->form == TILE_FORM_PLAIN ? columns : 2.0 * columns;
-    double memory_us = (m * k + weight_rows * k + m * columns) * BF16_BYTES / MEMORY_BYTES_PER_US;
-    return LAUNCH_US + (compute_us > memory_us ? compute_us : memory_us);
+    double memory_clocks =
+        (m * k + weight_rows * k + m * columns) * BF16_BYTES / MEMORY_BYTES_PER_CLOCK;
+    return (LAUNCH_CLOCKS + CLUSTER_LAUNCH_CLOCKS * num_neighbours +
+            overlapped(num_waves * tile_clocks, memory_clocks)) /
+           CLOCK_MHZ;
 }
 
 static int32_t choose_group_m(const struct kernel_variant *kernel, int32_t cluster_m)
