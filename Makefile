@@ -112,7 +112,8 @@ GPU_SHARED := $(if $(filter 1,$(CUDA)),bench/cuda/gpu.c bench/cuda/bench_image.c
 GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
 GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
 FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)
-FAULT_SHARED := $(filter-out $(FAULT_SOURCES),$(wildcard tests/fault/*.c))
+FAULT_SHARED := $(filter-out $(FAULT_SOURCES),$(wildcard tests/fault/*.c)) \
+    $(if $(filter 1,$(CUDA)),tests/cuda/fake_driver.c)
 BENCH_SOURCES := $(wildcard bench/bench_*.c)
 EXAMPLE_SOURCES := $(wildcard examples/*.c)
 FUZZ_SOURCES := $(wildcard fuzz/fuzz_*.c)

@@ -16,6 +16,7 @@
 #define NUM_CHECKED 4096 /* results of a contestant */
 #define CHECK_COUNTERS 4 /* 3 counts, and the worst error */
 #define BURST_REST_S 1
+#define BURST_PAIR_MS 9.0 /* of all contestants; single calls may be longer */
 #define SUSTAINED_WARM_MS 3000.0
 
 static void rest(long num_ns)
@@ -292,6 +293,13 @@ static void add_plan(const struct bench *bench, struct bench_cell *cell,
         return;
     }
     contestant->plan = *plan;
+    if (bench->settings->group_m.given) {
+        contestant->plan.group_m = (int32_t)bench->settings->group_m.value;
+    }
+    if (bench->settings->stagger.given && strcmp(variant.schedule, "cooperative") == 0) {
+        contestant->plan.stagger = (int32_t)bench->settings->stagger.value;
+    }
+    plan = &contestant->plan;
     snprintf(contestant->name, sizeof(contestant->name), "%s %dx%d cluster %dx%d group %d%s%.0d",
              variant.schedule, (int)variant.block_m, (int)variant.block_n, (int)plan->cluster_m,
              (int)plan->cluster_n, (int)plan->group_m, plan->stagger != 0 ? " stagger " : "",
@@ -556,9 +564,13 @@ static bool time_contestants(struct bench *bench, struct bench_cell *cell)
     for (size_t i = 0; is_ok && i < num_events; i++) {
         is_ok = GPU_CALL(&bench->gpu, event_create, &events[i], CU_EVENT_DEFAULT);
     }
+    double replay_ms = bench->settings->replay_ms.value;
+    if (bench->settings->clock.value == BENCH_CLOCK_BURST) {
+        replay_ms = fmin(replay_ms, BURST_PAIR_MS / cell->num_contestants);
+    }
     for (int i = 0; is_ok && i < cell->num_contestants; i++) {
-        is_ok = prepare_replay(bench, cell, &cell->contestants[i],
-                               bench->settings->replay_ms.value * 1e3, events[0], events[1]);
+        is_ok = prepare_replay(bench, cell, &cell->contestants[i], replay_ms * 1e3, events[0],
+                               events[1]);
     }
     is_ok = is_ok && run_pairs(bench, cell, num_pairs, events) && summarize(cell, num_pairs);
     if (is_ok && bench->settings->energy_ms.value > 0.0) {

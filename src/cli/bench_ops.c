@@ -114,6 +114,24 @@ static const struct option_spec bench_ops_options[] = {
      .min = 0,
      .max = 60000,
      .offset = offsetof(struct bench_ops_settings, energy_ms)},
+    {.long_name = "group-m",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "How",
+     .help = "clusters of rows that are walked before the next columns",
+     .default_text = "chosen for each plan",
+     .min = 1,
+     .max = 1 << 20,
+     .offset = offsetof(struct bench_ops_settings, group_m)},
+    {.long_name = "stagger",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "How",
+     .help = "k-blocks that the second warpgroup of cooperative kernels stays behind",
+     .default_text = "chosen for each plan",
+     .min = 0,
+     .max = 7,
+     .offset = offsetof(struct bench_ops_settings, stagger)},
     {.long_name = "no-overlap",
      .type = OPTION_TYPE_FLAG,
      .group = "How",
@@ -288,7 +306,7 @@ const struct command bench_ops = {
         "one "
         "after the other, on random inputs that rotate through more memory than the L2 cache "
         "holds; figures are medians, with the 10th and 90th percentile beside them.",
-    .examples = "  imbrex bench ops --op gemm_swiglu --shapes qwen2.5\n"
+    .examples = "  imbrex bench ops -o bench/results/gemm_swiglu-h200.json\n"
                 "  imbrex bench ops --op gemm --shapes 7B --m 512,4096 -o down_proj.json\n"
                 "  imbrex bench ops --shapes 72B --m 4096 --clock burst\n",
     .options = {bench_ops_options, sizeof(bench_ops_options) / sizeof(bench_ops_options[0])},

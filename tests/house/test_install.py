@@ -117,9 +117,11 @@ class Install(unittest.TestCase):
         """Catches an internal name in the ABI, and a public function that stayed inside."""
         lines = run("nm", "-D", "--defined-only", os.path.join(self.root, "lib", "libimbrex.so"))
         exported = {line.split()[-1].split("@")[0] for line in lines.strip().split("\n")}
-        with open("include/imbrex.h", encoding="utf-8") as file:
-            header = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
-        declared = set(re.findall(r"IMBREX_API[^;]*?\b(imbrex_\w+)\s*\(", header))
+        declared = set()
+        for name in ("imbrex.h", "imbrex_ops.h"):
+            with open(os.path.join(self.root, "include", name), encoding="utf-8") as file:
+                header = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
+            declared |= set(re.findall(r"IMBREX_API[^;]*?\b(imbrex_\w+)\s*\(", header))
         self.assertGreater(len(declared), 20)
         self.assertEqual(exported, declared)
 
