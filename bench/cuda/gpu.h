@@ -17,6 +17,7 @@
     X(device_get_pci_bus_id, cuDeviceGetPCIBusId) \
     X(primary_retain, cuDevicePrimaryCtxRetain)   \
     X(primary_release, cuDevicePrimaryCtxRelease) \
+    X(ctx_get_current, cuCtxGetCurrent)           \
     X(ctx_set_current, cuCtxSetCurrent)           \
     X(mem_alloc, cuMemAlloc)                      \
     X(mem_free, cuMemFree)                        \

@@ -521,6 +521,29 @@ static void check_graph(void)
     problem_destroy(&problem);
 }
 
+/* Catches a launch that needs a stream of the caller's, or a context that is current already; and
+ * one that leaves another context behind. */
+static void check_default_stream(void)
+{
+    struct problem problem = problem_create(true, 70, 64, 64, 0, false);
+    CUstream stream = gpu.stream;
+    CUcontext current = NULL;
+    char why[160] = "";
+
+    make_reference(&problem);
+    gpu.stream = NULL;
+    check_plan(&problem, NULL, "default stream");
+    gpu.stream = stream;
+    matrix_clear(&problem.d);
+    require(GPU_CALL(&gpu, ctx_set_current, NULL), "context");
+    bool is_right = run_rows(&problem, NULL, 0, problem.m, NULL) == IMBREX_STATUS_OK &&
+                    GPU_CALL(&gpu, ctx_get_current, &current) && current == NULL;
+    require(GPU_CALL(&gpu, ctx_set_current, gpu.context), "context");
+    matrix_download(&problem.d);
+    count(is_right && result_is_right(&problem, why, sizeof(why)), "no current context");
+    problem_destroy(&problem);
+}
+
 /* Catches offsets in 32 bits: a result of more than 2^31 elements, looked at in its last rows. */
 static void check_many_elements(void)
 {
@@ -592,6 +615,7 @@ static void run_all(int variant_step)
     check_same_bits();
     check_special_values();
     check_graph();
+    check_default_stream();
     check_foreign_memory();
     if (variant_step == 1) {
         check_shapes();
