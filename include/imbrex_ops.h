@@ -30,7 +30,8 @@ struct imbrex_device_options {
      * matrix; with fewer than a program's matrices, some are encoded again at each launch. */
     int32_t max_tensor_maps;
     /* Launches may begin while the kernel before them on the stream ends (programmatic dependent
-     * launch); they wait for its results before they touch memory. */
+     * launch); they wait for its results before they touch memory, but for weights that the caller
+     * calls settled. */
     bool overlap_launches;
 };
 
@@ -85,6 +86,9 @@ struct imbrex_gemm_swiglu_params {
     /* Elements from one row to the next; 0: the rows follow each other without a gap. */
     int64_t a_stride, gate_stride, up_stride, d_stride;
     int32_t num_tokens, hidden_size, intermediate_size;
+    /* A promise, see overlap_launches: no work on the stream that has not ended writes gate or up,
+     * so that they may be read while it ends. */
+    bool weights_settled;
 };
 
 /* D = A · Bᵀ + bias. The same kernel without its activation; num_tokens = 0 does nothing. */
@@ -95,6 +99,7 @@ struct imbrex_gemm_params {
     void *d;           /* [num_tokens, out_features] bf16, written; overlaps no input */
     int64_t a_stride, b_stride, d_stride; /* as above */
     int32_t num_tokens, in_features, out_features;
+    bool weights_settled; /* as above, of b and bias */
 };
 
 struct imbrex_kernel_plan;

@@ -251,6 +251,7 @@ struct product {
     struct operand a, b, up, d; /* b: gate in gemm_swiglu; up: there alone */
     const float *bias;
     const char *bias_name;
+    bool weights_settled;
 };
 
 static enum imbrex_status fill_weight_maps(struct imbrex_device *device,
