@@ -48,10 +48,8 @@ struct gemm_tile_params {
     int32_t stagger;      /* cooperative: k-blocks that the second warpgroup stays behind */
     int32_t cluster_m;
     int32_t cluster_n;
-    int32_t reserved[3];
-    uint64_t hint_a;
-    uint64_t hint_b;
-    uint64_t hint_d;
+    int32_t weights_settled; /* 1: no grid still running writes B, which may then be read early */
+    int32_t reserved[2];
     uint64_t trace;
 };
 

@@ -66,18 +66,77 @@ __device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &
     return tile;
 }
 
-/* silu(gate) * up in fp32. The factor 2^8 keeps the reciprocal a normal number wherever the result is
- * one; gate = -inf gives NaN, as -inf / inf does. */
+/* silu(gate) * up in fp32, for any gate: the factor 2^8 keeps the reciprocal a normal number wherever
+ * the result is one. gate = -inf gives NaN, as -inf / inf does. */
 __device__ __forceinline__ float swiglu(float gate, float up)
 {
-    float scaled = exp2_approx(fmaf(gate, -1.44269504f, -8.0f)) + 0x1p-8f;
+    const float scaled = exp2_approx(fmaf(gate, -1.44269504f, -8.0f)) + 0x1p-8f;
     return gate * reciprocal_approx(scaled) * 0x1p-8f * up;
+}
+
+/* Two of them for three uses of the special function unit, which is what an epilogue waits for, in
+ * place of four: 1 / x and 1 / y from 1 / (x * y). False where that product leaves the range of fp32
+ * (the two gates add up to less than -87) or one of them is NaN; the results are then worthless. */
+__device__ __forceinline__ bool swiglu_two(const float (&gate)[2], const float (&up)[2],
+                                           float (&result)[2])
+{
+    const float x = exp2_approx(gate[0] * -1.44269504f) + 1.0f;
+    const float y = exp2_approx(gate[1] * -1.44269504f) + 1.0f;
+    const float both = reciprocal_approx(x * y);
+    result[0] = gate[0] * (both * y) * up[0];
+    result[1] = gate[1] * (both * x) * up[1];
+    return both > 0.0f;
+}
+
+/* Asks for one k-block of B: this CTA's slice, sent to the CTAs in `mask`. */
+template <int FORM, int BLOCK_N>
+__device__ __forceinline__ void load_b(const struct gemm_tile_params &p, uint32_t b_block,
+                                       uint32_t barrier, int k, int tile_n, int first_piece,
+                                       uint16_t mask)
+{
+    constexpr int PIECE_BYTES = 16 * ROW_BYTES;
+    const int piece = tile_n * (BLOCK_N / 16) + first_piece;
+    if constexpr (FORM == pair) {
+        const uint32_t b = b_block + first_piece * PIECE_BYTES;
+        if (p.cluster_m > 1)
+            tensor_load_4d_multicast(b, &p.b, barrier, k, piece, mask);
+        else
+            tensor_load_4d(b, &p.b, barrier, k, piece);
+    } else if constexpr (FORM == plain) {
+        const uint32_t b = b_block + first_piece * PIECE_BYTES;
+        if (p.cluster_m > 1)
+            tensor_load_2d_multicast(b, &p.b, barrier, k, piece * 16, mask);
+        else
+            tensor_load_2d(b, &p.b, barrier, k, piece * 16);
+    } else {
+        /* Gate rows fill the first half of the B block, up rows the second. */
+        const uint32_t b = b_block + first_piece * (PIECE_BYTES / 2);
+        const uint32_t up = b + BLOCK_N / 2 * ROW_BYTES;
+        if (p.cluster_m > 1) {
+            tensor_load_2d_multicast(b, &p.b, barrier, k, piece * 8, mask);
+            tensor_load_2d_multicast(up, &p.up, barrier, k, piece * 8, mask);
+        } else {
+            tensor_load_2d(b, &p.b, barrier, k, piece * 8);
+            tensor_load_2d(up, &p.up, barrier, k, piece * 8);
+        }
+    }
+}
+
+/* Asks for one k-block of A: the rows from `first_row` of its block on, this CTA's slice. */
+__device__ __forceinline__ void load_a(const struct gemm_tile_params &p, uint32_t a_block,
+                                       uint32_t barrier, int k, int row, int first_row,
+                                       uint16_t mask)
+{
+    const uint32_t a = a_block + first_row * ROW_BYTES;
+    if (p.cluster_n > 1)
+        tensor_load_2d_multicast(a, &p.a, barrier, k, row, mask);
+    else
+        tensor_load_2d(a, &p.a, barrier, k, row);
 }
 
 /* Brings the k-blocks of all tiles of this CTA, one stage after another. Of what the CTAs of a cluster
  * share each loads a slice and sends it to all: `slice` pieces of 16 rows of B, the last slices
- * overlapping where the pieces do not divide (the same bytes are then written twice).
- * It has 24 registers: what is cheap to find again is not kept. */
+ * overlapping where the pieces do not divide (the same bytes are then written twice). */
 template <int FORM, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
 __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32_t stages,
                                         int rank_m, int rank_n, int first_block, int block_step)
@@ -85,62 +144,56 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
     constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
     constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
     constexpr int FULL = NUM_STAGES * STAGE_BYTES + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
-    constexpr int PIECES = BLOCK_N / 16;
-    constexpr int PIECE_BYTES = 16 * ROW_BYTES;
-    const int slice = (PIECES + p.cluster_m - 1) / p.cluster_m;
-    const int first_piece = min(rank_m * slice, PIECES - slice);
+    const int slice = (BLOCK_N / 16 + p.cluster_m - 1) / p.cluster_m;
+    const int first_piece = min(rank_m * slice, BLOCK_N / 16 - slice);
     const int a_first = rank_n * (BLOCK_M / p.cluster_n);
     const uint16_t b_mask = ((1 << p.cluster_m) - 1) << (rank_n * p.cluster_m);
     const uint16_t a_mask = (p.cluster_n == 1 ? 1 : p.cluster_n == 4 ? 15 : 1 | 1 << p.cluster_m)
                             << rank_m;
-    const uint32_t bytes = A_BYTES + p.cluster_m * slice * PIECE_BYTES;
-    uint32_t stage = 0, parity = 1;
+    const uint32_t bytes = A_BYTES + p.cluster_m * slice * 16 * ROW_BYTES;
+    const int num_blocks = p.num_blocks_m * p.num_blocks_n;
+    int k_block = 0;
 
-    for (int block = first_block; block < p.num_blocks_m * p.num_blocks_n; block += block_step) {
-        const tile_position tile = tile_at(p, block, rank_m, rank_n);
-        const int a_row = tile.m * BLOCK_M + a_first;
-        const int piece = tile.n * PIECES + first_piece;
+    /* Weights need not wait for the previous grid to end. */
+    if (p.weights_settled != 0 && first_block < num_blocks) {
+        const tile_position tile = tile_at(p, first_block, rank_m, rank_n);
+        const int early = min(NUM_STAGES, p.num_k_blocks);
 #pragma unroll 1
-        for (int k_block = 0; k_block < p.num_k_blocks; k_block++) {
+        for (; k_block < early; k_block++) {
+            const uint32_t barrier = stages + FULL + 8 * k_block;
+            mbarrier_expect_bytes(barrier, bytes);
+            load_b<FORM, BLOCK_N>(p, stages + k_block * STAGE_BYTES + A_BYTES, barrier,
+                                  k_block * GEMM_TILE_BLOCK_K, tile.n, first_piece, b_mask);
+        }
+        grid_wait_for_previous();
+#pragma unroll 1
+        for (int i = 0; i < early; i++)
+            load_a(p, stages + i * STAGE_BYTES, stages + FULL + 8 * i, i * GEMM_TILE_BLOCK_K,
+                   tile.m * BLOCK_M + a_first, a_first, a_mask);
+    } else {
+        grid_wait_for_previous();
+    }
+
+    uint32_t stage = k_block % NUM_STAGES;
+    uint32_t parity = 1 ^ k_block / NUM_STAGES;
+    for (int block = first_block; block < num_blocks; block += block_step) {
+        const tile_position tile = tile_at(p, block, rank_m, rank_n);
+#pragma unroll 1
+        for (; k_block < p.num_k_blocks; k_block++) {
             const uint32_t barrier = stages + FULL + 8 * stage;
             const uint32_t a = stages + stage * STAGE_BYTES;
-            const int k = k_block * GEMM_TILE_BLOCK_K;
             mbarrier_wait(barrier + 8 * NUM_STAGES, parity);
             mbarrier_expect_bytes(barrier, bytes);
-            if (p.cluster_n > 1)
-                tensor_load_2d_multicast(a + a_first * ROW_BYTES, &p.a, barrier, k, a_row, a_mask,
-                                         p.hint_a);
-            else
-                tensor_load_2d(a, &p.a, barrier, k, a_row, p.hint_a);
-            if constexpr (FORM == pair) {
-                const uint32_t b = a + A_BYTES + first_piece * PIECE_BYTES;
-                if (p.cluster_m > 1)
-                    tensor_load_4d_multicast(b, &p.b, barrier, k, piece, b_mask, p.hint_b);
-                else
-                    tensor_load_4d(b, &p.b, barrier, k, piece, p.hint_b);
-            } else if constexpr (FORM == plain) {
-                const uint32_t b = a + A_BYTES + first_piece * PIECE_BYTES;
-                if (p.cluster_m > 1)
-                    tensor_load_2d_multicast(b, &p.b, barrier, k, piece * 16, b_mask, p.hint_b);
-                else
-                    tensor_load_2d(b, &p.b, barrier, k, piece * 16, p.hint_b);
-            } else {
-                /* Gate rows fill the first half of the B block, up rows the second. */
-                const uint32_t b = a + A_BYTES + first_piece * (PIECE_BYTES / 2);
-                const uint32_t up = b + BLOCK_N / 2 * ROW_BYTES;
-                if (p.cluster_m > 1) {
-                    tensor_load_2d_multicast(b, &p.b, barrier, k, piece * 8, b_mask, p.hint_b);
-                    tensor_load_2d_multicast(up, &p.up, barrier, k, piece * 8, b_mask, p.hint_b);
-                } else {
-                    tensor_load_2d(b, &p.b, barrier, k, piece * 8, p.hint_b);
-                    tensor_load_2d(up, &p.up, barrier, k, piece * 8, p.hint_b);
-                }
-            }
+            load_a(p, a, barrier, k_block * GEMM_TILE_BLOCK_K, tile.m * BLOCK_M + a_first, a_first,
+                   a_mask);
+            load_b<FORM, BLOCK_N>(p, a + A_BYTES, barrier, k_block * GEMM_TILE_BLOCK_K, tile.n,
+                                  first_piece, b_mask);
             if (++stage == NUM_STAGES) {
                 stage = 0;
                 parity ^= 1;
             }
         }
+        k_block = 0;
     }
 }
 
@@ -159,29 +212,52 @@ template <int COLUMNS> __device__ __forceinline__ uint32_t chunk_offset(int row,
         return row * COLUMNS * 2 + (group << 4);
 }
 
-/* Output group `group` (8 columns of which a thread has 2, in rows r and r + 8) as bf16: rows[0] for
- * row r, rows[1] for row r + 8. */
+/* What a thread holds of output group `group`, 8 columns: 2 of them, in rows r and r + 8. */
 template <int FORM, int HALVES, int WIDTH>
-__device__ __forceinline__ void finish_group(const float (&accum)[HALVES][WIDTH], int group,
-                                             bool up_first, uint32_t (&rows)[2])
+__device__ __forceinline__ void group_gate_up(const float (&accum)[HALVES][WIDTH], int group,
+                                              bool up_first, float (&gate)[2][2], float (&up)[2][2])
 {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float result[2];
+    for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            if constexpr (FORM == pair) {
-                const float x = accum[0][8 * group + 2 * i + j];
-                const float y = accum[0][8 * group + 4 + 2 * i + j];
-                result[j] = swiglu(up_first ? y : x, up_first ? x : y);
-            } else if constexpr (FORM == split) {
-                const int k = 4 * group + 2 * i + j;
-                result[j] = swiglu(accum[0][k], accum[1][k]);
+            const int k = (FORM == pair ? 8 : 4) * group + 2 * i + j;
+            const float x = accum[0][k];
+            const float y = FORM == pair ? accum[0][k + 4] : accum[HALVES - 1][k];
+            gate[i][j] = FORM == pair && up_first ? y : x;
+            up[i][j] = FORM == pair && up_first ? x : y;
+        }
+}
+
+/* Output groups [FIRST, FIRST + COUNT) as bf16: rows[g][0] for row r, rows[g][1] for row r + 8. */
+template <int FORM, int FIRST, int COUNT, int HALVES, int WIDTH>
+__device__ __forceinline__ void finish_groups(const float (&accum)[HALVES][WIDTH], bool up_first,
+                                              uint32_t (&rows)[COUNT][2])
+{
+    bool done = true;
+#pragma unroll
+    for (int g = 0; g < COUNT; g++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if constexpr (FORM == plain) {
+                const int k = 4 * (FIRST + g) + 2 * i;
+                rows[g][i] = bf16x2_round(accum[0][k], accum[0][k + 1]);
             } else {
-                result[j] = accum[0][4 * group + 2 * i + j];
+                float gate[2][2], up[2][2], result[2];
+                group_gate_up<FORM>(accum, FIRST + g, up_first, gate, up);
+                done = swiglu_two(gate[i], up[i], result) && done;
+                rows[g][i] = bf16x2_round(result[0], result[1]);
             }
         }
-        rows[i] = bf16x2_round(result[0], result[1]);
+    if (FORM != plain && !done) {
+#pragma unroll
+        for (int g = 0; g < COUNT; g++) {
+            float gate[2][2], up[2][2];
+            group_gate_up<FORM>(accum, FIRST + g, up_first, gate, up);
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                rows[g][i] = bf16x2_round(swiglu(gate[i][0], up[i][0]), swiglu(gate[i][1], up[i][1]));
+        }
     }
 }
 
@@ -203,35 +279,47 @@ __device__ __forceinline__ void add_bias(float (&accum)[WIDTH], const float *bia
     }
 }
 
+/* Groups [FROM, COLUMNS / 8) of a chunk into shared memory, AT_ONCE at a time: enough independent
+ * work to fill the special function unit, few enough registers. */
+template <int FORM, int FIRST, int FROM, int COLUMNS, int AT_ONCE, int HALVES, int WIDTH>
+__device__ __forceinline__ void write_groups(const float (&accum)[HALVES][WIDTH], bool up_first,
+                                             uint32_t address, uint32_t last_row)
+{
+    constexpr bool SWIZZLED = COLUMNS == 64 || COLUMNS == 32 || COLUMNS == 16;
+    if constexpr (FROM < COLUMNS / 8) {
+        constexpr int COUNT = COLUMNS / 8 - FROM < AT_ONCE ? COLUMNS / 8 - FROM : AT_ONCE;
+        uint32_t rows[COUNT][2];
+        finish_groups<FORM, FIRST + FROM, COUNT>(accum, up_first, rows);
+#pragma unroll
+        for (int g = 0; g + 1 < COUNT; g += 2) {
+            const uint32_t tiles[4] = {rows[g][0], rows[g][1], rows[g + 1][0], rows[g + 1][1]};
+            const int offset = (FROM + g) * 16;
+            matrix_store_x4(SWIZZLED ? address ^ offset : address + offset, tiles);
+        }
+        if constexpr (COUNT % 2 != 0)
+            matrix_store_x2(last_row + (FROM + COUNT - 1) * 16, rows[COUNT - 1][0],
+                            rows[COUNT - 1][1]);
+        write_groups<FORM, FIRST, FROM + AT_ONCE, COLUMNS, AT_ONCE>(accum, up_first, address, last_row);
+    }
+}
+
 /* Columns [FIRST, FIRST + COLUMNS) of the 16 rows of a warp: registers, shared memory, copy engine.
  * Warps work alone: no barrier of the warpgroup stands in an epilogue. */
-template <int FORM, int FIRST, int COLUMNS, int HALVES, int WIDTH>
+template <int FORM, int FIRST, int COLUMNS, int AT_ONCE, int HALVES, int WIDTH>
 __device__ __forceinline__ void write_chunk(const struct gemm_tile_params &p,
                                             const CUtensorMap *map, uint32_t slot,
                                             const float (&accum)[HALVES][WIDTH], int lane, int row0,
                                             int column0)
 {
-    constexpr bool SWIZZLED = COLUMNS == 64 || COLUMNS == 32 || COLUMNS == 16;
     const uint32_t address = slot + chunk_offset<COLUMNS>(lane & 15, lane >> 4);
     const bool up_first = p.up_first != 0;
 
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 16; j++) {
-        uint32_t first[2], second[2];
-        finish_group<FORM>(accum, FIRST / 8 + 2 * j, up_first, first);
-        finish_group<FORM>(accum, FIRST / 8 + 2 * j + 1, up_first, second);
-        const uint32_t tiles[4] = {first[0], first[1], second[0], second[1]};
-        matrix_store_x4(SWIZZLED ? address ^ j * 32 : address + j * 32, tiles);
-    }
-    if constexpr (COLUMNS % 16 != 0) {
-        uint32_t last[2];
-        finish_group<FORM>(accum, (FIRST + COLUMNS) / 8 - 1, up_first, last);
-        matrix_store_x2(slot + (lane & 15) * COLUMNS * 2 + (COLUMNS - 8) * 2, last[0], last[1]);
-    }
+    write_groups<FORM, FIRST / 8, 0, COLUMNS, AT_ONCE>(accum, up_first, address,
+                                              slot + (lane & 15) * COLUMNS * 2);
     fence_to_copy_engine();
     __syncwarp();
     if (lane == 0)
-        tensor_store_2d(map, slot, column0 + FIRST, row0, p.hint_d);
+        tensor_store_2d(map, slot, column0 + FIRST, row0);
 }
 
 /* Waits for a free slot of the warp; slots are used in turn. */
@@ -246,7 +334,7 @@ __device__ __forceinline__ uint32_t next_slot(uint32_t slots, int &turn, int lan
     return slot;
 }
 
-template <int FORM, int NUM_SLOTS, int OUTPUTS, int CHUNK, int HALVES, int WIDTH>
+template <int FORM, int NUM_SLOTS, int OUTPUTS, int CHUNK, int AT_ONCE, int HALVES, int WIDTH>
 __device__ __forceinline__ void write_chunks(const struct gemm_tile_params &p, uint32_t slots,
                                              int &turn, const float (&accum)[HALVES][WIDTH],
                                              int lane, int row0, int column0)
@@ -255,9 +343,9 @@ __device__ __forceinline__ void write_chunks(const struct gemm_tile_params &p, u
     if constexpr (FIRST < OUTPUTS) {
         constexpr int COLUMNS = OUTPUTS - FIRST < CHUNK_COLUMNS ? OUTPUTS - FIRST : CHUNK_COLUMNS;
         const uint32_t slot = next_slot<NUM_SLOTS>(slots, turn, lane);
-        write_chunk<FORM, FIRST, COLUMNS>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : &p.d_rest, slot,
+        write_chunk<FORM, FIRST, COLUMNS, AT_ONCE>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : &p.d_rest, slot,
                                           accum, lane, row0, column0);
-        write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1>(p, slots, turn, accum, lane, row0,
+        write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1, AT_ONCE>(p, slots, turn, accum, lane, row0,
                                                           column0);
     }
 }
@@ -298,6 +386,7 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
     constexpr int HALVES = FORM == split ? 2 : 1;
     constexpr int COLUMNS = BLOCK_N / HALVES;
     constexpr int OUTPUTS = FORM == plain ? BLOCK_N : BLOCK_N / 2;
+    constexpr int AT_ONCE = NUM_M * BLOCK_N > 320 ? 2 : 4;
     constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
     constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
     const int num_k_blocks = p.num_k_blocks;
@@ -312,6 +401,7 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
                        (thread % p.cluster_m == rank_m || thread / p.cluster_m == rank_n);
     const uint32_t peer_empty = cluster_address(empty, tells ? thread : rank);
     int turn = 0;
+    bool waited = false;
     int own_block = first_block;
     uint32_t position = 0; /* of the next k-block in all that the CTA computes */
 
@@ -369,18 +459,22 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
             mbarrier_arrive_cluster(peer_empty + 8 * held);
         position += SCHEDULE == pingpong ? 2 * num_k_blocks : num_k_blocks;
 
+        /* Nothing is written, nor a bias read, before the previous grid has ended. */
+        if (!waited)
+            grid_wait_for_previous();
+        waited = true;
 #pragma unroll
         for (int m = 0; m < NUM_M; m++) {
             if (FORM == plain && p.bias != nullptr)
                 add_bias(accum[m][0], p.bias, tile.n * OUTPUTS, p.num_columns);
-            write_chunks<FORM, NUM_SLOTS, OUTPUTS, 0>(p, slots, turn, accum[m], lane,
+            write_chunks<FORM, NUM_SLOTS, OUTPUTS, 0, AT_ONCE>(p, slots, turn, accum[m], lane,
                                                       tile.m * BLOCK_M + first_row + warp * 16 + m * 64,
                                                       tile.n * OUTPUTS);
         }
         STAMP(3);
     }
     if (lane == 0)
-        tensor_store_wait_all();
+        tensor_store_wait_read<0>();
 }
 
 template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
@@ -425,15 +519,14 @@ __device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
     else
         __syncthreads();
     grid_release_next();
-    grid_wait_for_previous();
 
     if (group == PRODUCER_GROUP) {
-        registers_shrink<24>();
+        registers_shrink<40>();
         if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP)
-            produce<FORM, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(p, stages, rank_m, rank_n,
-                                                                   first_block, block_step);
+            produce<FORM, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(
+                p, stages, rank_m, rank_n, first_block, block_step);
     } else {
-        registers_grow<240>();
+        registers_grow<232>();
         consume<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(
             p, stages, slots, full, empty, group, rank, rank_m, rank_n, first_block, block_step);
     }

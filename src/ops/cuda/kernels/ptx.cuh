@@ -120,51 +120,51 @@ __device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap *map)
 /* "cp.async.bulk.tensor", global to shared; mask has a bit for each CTA of the cluster that gets the
  * box, at the same address, and whose barrier is told. */
 __device__ __forceinline__ void tensor_load_2d(uint32_t shared, const CUtensorMap *map,
-                                               uint32_t barrier, int x, int y, uint64_t hint)
+                                               uint32_t barrier, int x, int y)
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared),
-                 "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(hint)
+                 " [%0], [%1, {%3, %4}], [%2];" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y)
                  : "memory");
 }
 
 __device__ __forceinline__ void tensor_load_2d_multicast(uint32_t shared, const CUtensorMap *map,
                                                          uint32_t barrier, int x, int y,
-                                                         uint16_t mask, uint64_t hint)
+                                                         uint16_t mask)
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(shared),
-                 "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask), "l"(hint)
+                 ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask)
                  : "memory");
 }
 
 /* Box at (x, 0, 0, w). */
 __device__ __forceinline__ void tensor_load_4d(uint32_t shared, const CUtensorMap *map,
-                                               uint32_t barrier, int x, int w, uint64_t hint)
+                                               uint32_t barrier, int x, int w)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%3, %5, %5, %4}], [%2], %6;" ::"r"(shared),
-                 "l"(map), "r"(barrier), "r"(x), "r"(w), "r"(0), "l"(hint)
+                 " [%0], [%1, {%3, %5, %5, %4}], [%2];" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(x), "r"(w), "r"(0)
                  : "memory");
 }
 
 __device__ __forceinline__ void tensor_load_4d_multicast(uint32_t shared, const CUtensorMap *map,
                                                          uint32_t barrier, int x, int w,
-                                                         uint16_t mask, uint64_t hint)
+                                                         uint16_t mask)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %5, %5, %4}], [%2], %6, %7;" ::"r"(shared),
-                 "l"(map), "r"(barrier), "r"(x), "r"(w), "r"(0), "h"(mask), "l"(hint)
+                 ".multicast::cluster [%0], [%1, {%3, %5, %5, %4}], [%2], %6;" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(x), "r"(w), "r"(0), "h"(mask)
                  : "memory");
 }
 
 /* Shared to global, out-of-bounds elements dropped; counted by the executing thread. */
 __device__ __forceinline__ void tensor_store_2d(const CUtensorMap *map, uint32_t shared, int x,
-                                                int y, uint64_t hint)
+                                                int y)
 {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint"
-                 " [%0, {%2, %3}], [%1], %4;" ::"l"(map),
-                 "r"(shared), "r"(x), "r"(y), "l"(hint)
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
+                 " [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(shared), "r"(x), "r"(y)
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -173,12 +173,6 @@ __device__ __forceinline__ void tensor_store_2d(const CUtensorMap *map, uint32_t
 template <int PENDING> __device__ __forceinline__ void tensor_store_wait_read(void)
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-
-/* Until all stores of this thread are written. */
-__device__ __forceinline__ void tensor_store_wait_all(void)
-{
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 /* "fence.proxy.async": shared memory written by this thread before, read by the copy engine after. */
