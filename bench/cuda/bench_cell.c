@@ -79,6 +79,7 @@ static bool call_ours(struct bench *bench, const struct bench_cell *cell,
             .num_tokens = (int32_t)cell->m,
             .hidden_size = (int32_t)cell->k,
             .intermediate_size = (int32_t)cell->n,
+            .weights_settled = true,
         };
         status = imbrex_gemm_swiglu(bench->device, &params, plan, bench->gpu.stream, &err);
     } else {
@@ -89,6 +90,7 @@ static bool call_ours(struct bench *bench, const struct bench_cell *cell,
             .num_tokens = (int32_t)cell->m,
             .in_features = (int32_t)cell->k,
             .out_features = (int32_t)cell->n,
+            .weights_settled = true,
         };
         status = imbrex_gemm(bench->device, &params, plan, bench->gpu.stream, &err);
     }

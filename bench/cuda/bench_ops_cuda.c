@@ -517,8 +517,7 @@ static bool measure_energy(struct bench *bench, struct bench_cell *cell, CUevent
     return true;
 }
 
-/* From the times of the pairs to what is told of them. The bare product is the last but one, or the
- * last of a plain product. */
+/* From the times of the pairs to what is told of them. */
 static bool summarize(struct bench_cell *cell, int num_pairs)
 {
     const struct contestant *gemm = NULL;
@@ -649,8 +648,10 @@ static int measure(struct bench *bench, const struct bench_ops_cells *cells)
     for (int i = 0; is_ok && i < cells->num_shapes; i++) {
         for (int j = 0; is_ok && j < cells->num_rows; j++) {
             bench_cell_init(bench, &cells->shapes[i], cells->rows[j], cell);
-            is_ok = j > 0 || fill(bench, bench->pools.weights, bench->pools.weights_bytes,
-                                  1.0f / sqrtf((float)cell->k), 7);
+            /* Whole before the first call, which is told that weights are settled. */
+            is_ok = j > 0 || (fill(bench, bench->pools.weights, bench->pools.weights_bytes,
+                                   1.0f / sqrtf((float)cell->k), 7) &&
+                              GPU_CALL(&bench->gpu, stream_synchronize, bench->gpu.stream));
             if (is_ok && bench->settings->numerics) {
                 is_ok = bench_numerics(bench, cell);
             } else if (is_ok) {

@@ -297,7 +297,8 @@ static void test_params_of_another_size(void **state)
     imbrex_device_close(device);
 }
 
-/* Catches the device option that is not obeyed. */
+/* Catches the device option that is not obeyed, and weights that are read early although nobody
+ * promised that they are settled. */
 static void test_overlap_of_launches_is_an_option(void **state)
 {
     (void)state;
@@ -311,9 +312,14 @@ static void test_overlap_of_launches_is_an_option(void **state)
         fake_add_range(at(D_BASE), RANGE_BYTES, CU_MEMORYTYPE_DEVICE, 0);
         struct driver driver = fake_table();
         options.overlap_launches = i == 1;
+        params.weights_settled = true;
         assert_int_equal(cuda_device_create(&driver, 0, &options, &device, NULL), IMBREX_STATUS_OK);
         assert_int_equal(imbrex_gemm(device, &params, NULL, NULL, NULL), IMBREX_STATUS_OK);
         assert_int_equal(fake.config.numAttrs, 1 + i);
+        assert_int_equal(fake.params.weights_settled, i);
+        params.weights_settled = false;
+        assert_int_equal(imbrex_gemm(device, &params, NULL, NULL, NULL), IMBREX_STATUS_OK);
+        assert_int_equal(fake.params.weights_settled, 0);
         imbrex_device_close(device);
     }
 }

@@ -122,7 +122,7 @@ static void matrix_destroy(struct matrix *matrix)
 
 struct problem {
     int64_t m, n, k;
-    bool is_swiglu;
+    bool is_swiglu, weights_settled;
     struct matrix a, gate, up, d; /* of a plain product gate is B, and there is no up */
     float *bias;                  /* [n] or NULL */
     CUdeviceptr bias_buffer;
@@ -237,6 +237,7 @@ static enum imbrex_status run_rows(const struct problem *problem,
             .num_tokens = (int32_t)num_rows,
             .hidden_size = (int32_t)problem->k,
             .intermediate_size = (int32_t)problem->n,
+            .weights_settled = problem->weights_settled,
         };
         return imbrex_gemm_swiglu(device, &params, plan, gpu.stream, err);
     }
@@ -251,6 +252,7 @@ static enum imbrex_status run_rows(const struct problem *problem,
         .num_tokens = (int32_t)num_rows,
         .in_features = (int32_t)problem->k,
         .out_features = (int32_t)problem->n,
+        .weights_settled = problem->weights_settled,
     };
     return imbrex_gemm(device, &params, plan, gpu.stream, err);
 }
@@ -334,10 +336,12 @@ static void check_variants(enum imbrex_kernel_op op, int variant_step)
                             "variant");
                     plan.stagger =
                         strcmp(variant.schedule, "cooperative") == 0 ? (int32_t)(j % 3) : 0;
+                    problem.weights_settled = j % 2 == 1;
                     if (imbrex_kernel_check(device, &shape, &plan, NULL) == IMBREX_STATUS_OK) {
                         char name[200];
-                        snprintf(name, sizeof(name), "%s cluster %dx%d stagger %d", variant.name,
-                                 (int)plan.cluster_m, (int)plan.cluster_n, (int)plan.stagger);
+                        snprintf(name, sizeof(name), "%s cluster %dx%d stagger %d%s", variant.name,
+                                 (int)plan.cluster_m, (int)plan.cluster_n, (int)plan.stagger,
+                                 problem.weights_settled ? " settled" : "");
                         check_plan(&problem, &plan, name);
                     }
                 }

@@ -12,8 +12,6 @@
 #define TMA_ALIGNMENT 16 /* bytes, of base addresses and strides */
 #define TMA_STRIDE_LIMIT (INT64_C(1) << 40)
 #define TMA_BOX_ROWS 16 /* of D, that one warp stores at a time */
-/* L2 cache policy of createpolicy: evict_normal, for all bytes. */
-#define TMA_HINT_NORMAL UINT64_C(0x1000000000000000)
 #define TMA_BOX_COLUMNS 64
 #define STRIDE_ELEMENTS (TMA_ALIGNMENT / BF16_BYTES)
 
@@ -325,7 +323,7 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
     params->stagger = plan->stagger;
     params->cluster_m = plan->cluster_m;
     params->cluster_n = plan->cluster_n;
-    params->hint_a = params->hint_b = params->hint_d = TMA_HINT_NORMAL;
+    params->weights_settled = product->weights_settled && device->overlap_launches ? 1 : 0;
     return IMBREX_STATUS_OK;
 }
 
@@ -421,6 +419,7 @@ enum imbrex_status imbrex_gemm_swiglu(struct imbrex_device *device,
         .b = {"gemm_swiglu: gate", params->gate, n, k, params->gate_stride},
         .up = {"gemm_swiglu: up", params->up, n, k, params->up_stride},
         .d = {"gemm_swiglu: d", params->d, m, n, params->d_stride},
+        .weights_settled = params->weights_settled,
     };
 
     TRY(check_side("gemm_swiglu: num_tokens", m, 0, err));
@@ -458,6 +457,7 @@ enum imbrex_status imbrex_gemm(struct imbrex_device *device,
         .d = {"gemm: d", params->d, m, n, params->d_stride},
         .bias = params->bias,
         .bias_name = "gemm: bias",
+        .weights_settled = params->weights_settled,
     };
 
     TRY(check_side("gemm: num_tokens", m, 0, err));
