@@ -16,6 +16,7 @@
 #define NUM_CHECKED 4096 /* results of a contestant */
 #define CHECK_COUNTERS 4 /* 3 counts, and the worst error */
 #define BURST_REST_S 1
+#define HOPELESS 1.25     /* times the expected time of the chosen plan: left out of a sweep */
 #define BURST_PAIR_MS 9.0 /* of all contestants; single calls may be longer */
 #define SUSTAINED_WARM_MS 3000.0
 
@@ -320,6 +321,7 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
 {
     struct imbrex_kernel_shape shape = shape_of(bench, cell);
     struct imbrex_kernel_plan plan, best[2];
+    double chosen_us;
     struct imbrex_error err = {0};
     bool has_best[2] = {false, false};
 
@@ -329,6 +331,7 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
         return false;
     }
     add_plan(bench, cell, &plan);
+    chosen_us = plan.expected_us;
     if (bench->settings->plans.value == BENCH_PLANS_CHOSEN) {
         return true;
     }
@@ -343,7 +346,8 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
             best[schedule] = plan;
             has_best[schedule] = true;
         }
-        if (bench->settings->plans.value == BENCH_PLANS_ALL) {
+        if (bench->settings->plans.value == BENCH_PLANS_ALL &&
+            plan.expected_us < HOPELESS * chosen_us) {
             static const int32_t clusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
             int32_t group_rows = plan.group_m * plan.cluster_m;
             for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]); j++) {
@@ -390,10 +394,21 @@ static bool wait_for_event(struct bench *bench, CUevent event, struct sampler *s
     return gpu_check(&bench->gpu, result, "event_query");
 }
 
-/* Contestants of a pair take turns in going first. */
+static int greatest_common_divisor(int a, int b)
+{
+    return b == 0 ? a : greatest_common_divisor(b, a % b);
+}
+
+/* In each pair another one goes first, and after another one: what ran before leaves its heat and
+ * its part of the L2 cache behind. */
 static int contestant_at(const struct bench_cell *cell, int pair_idx, int turn)
 {
-    return (pair_idx + turn) % cell->num_contestants;
+    int count = cell->num_contestants;
+    int step = 1 + pair_idx * 7 % count;
+    while (greatest_common_divisor(step, count) != 1) {
+        step++;
+    }
+    return (int)(((int64_t)turn * step + pair_idx) % count);
 }
 
 /* events: [num_contestants + 1] */

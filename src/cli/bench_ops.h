@@ -10,7 +10,7 @@
 enum bench_plans {
     BENCH_PLANS_CHOSEN,    /* the library's choice */
     BENCH_PLANS_SCHEDULES, /* and the best of each schedule, by the cost model */
-    BENCH_PLANS_ALL,       /* and every variant, in each cluster */
+    BENCH_PLANS_ALL,       /* and every variant that is not hopeless, in each cluster */
 };
 
 enum bench_weights { BENCH_WEIGHTS_GATE_UP, BENCH_WEIGHTS_UP_GATE, BENCH_WEIGHTS_SEPARATE };
