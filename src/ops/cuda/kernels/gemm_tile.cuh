@@ -66,26 +66,13 @@ __device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &
     return tile;
 }
 
-/* silu(gate) * up in fp32, for any gate: the factor 2^8 keeps the reciprocal a normal number wherever
- * the result is one. gate = -inf gives NaN, as -inf / inf does. */
+/* silu(gate) * up in fp32. The factor 2^8 keeps the reciprocal a normal number wherever the result is
+ * one; gate = -inf gives NaN, as -inf / inf does. One formula for all kernels: with the order of k,
+ * which is theirs in common too, it makes the result of a row the same bits in every tile shape. */
 __device__ __forceinline__ float swiglu(float gate, float up)
 {
     const float scaled = exp2_approx(fmaf(gate, -1.44269504f, -8.0f)) + 0x1p-8f;
     return gate * reciprocal_approx(scaled) * 0x1p-8f * up;
-}
-
-/* Two of them for three uses of the special function unit, which is what an epilogue waits for, in
- * place of four: 1 / x and 1 / y from 1 / (x * y). False where that product leaves the range of fp32
- * (the two gates add up to less than -87) or one of them is NaN; the results are then worthless. */
-__device__ __forceinline__ bool swiglu_two(const float (&gate)[2], const float (&up)[2],
-                                           float (&result)[2])
-{
-    const float x = exp2_approx(gate[0] * -1.44269504f) + 1.0f;
-    const float y = exp2_approx(gate[1] * -1.44269504f) + 1.0f;
-    const float both = reciprocal_approx(x * y);
-    result[0] = gate[0] * (both * y) * up[0];
-    result[1] = gate[1] * (both * x) * up[1];
-    return both > 0.0f;
 }
 
 /* Asks for one k-block of B: this CTA's slice, sent to the CTAs in `mask`. */
@@ -212,52 +199,28 @@ template <int COLUMNS> __device__ __forceinline__ uint32_t chunk_offset(int row,
         return row * COLUMNS * 2 + (group << 4);
 }
 
-/* What a thread holds of output group `group`, 8 columns: 2 of them, in rows r and r + 8. */
+/* Output group `group`, 8 columns of which a thread has 2, as bf16: rows[0] for row r, rows[1] for
+ * row r + 8. */
 template <int FORM, int HALVES, int WIDTH>
-__device__ __forceinline__ void group_gate_up(const float (&accum)[HALVES][WIDTH], int group,
-                                              bool up_first, float (&gate)[2][2], float (&up)[2][2])
+__device__ __forceinline__ void finish_group(const float (&accum)[HALVES][WIDTH], int group,
+                                             bool up_first, uint32_t (&rows)[2])
 {
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        const int k = (FORM == pair ? 8 : 4) * group + 2 * i;
+        float result[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            const int k = (FORM == pair ? 8 : 4) * group + 2 * i + j;
-            const float x = accum[0][k];
-            const float y = FORM == pair ? accum[0][k + 4] : accum[HALVES - 1][k];
-            gate[i][j] = FORM == pair && up_first ? y : x;
-            up[i][j] = FORM == pair && up_first ? x : y;
-        }
-}
-
-/* Output groups [FIRST, FIRST + COUNT) as bf16: rows[g][0] for row r, rows[g][1] for row r + 8. */
-template <int FORM, int FIRST, int COUNT, int HALVES, int WIDTH>
-__device__ __forceinline__ void finish_groups(const float (&accum)[HALVES][WIDTH], bool up_first,
-                                              uint32_t (&rows)[COUNT][2])
-{
-    bool done = true;
-#pragma unroll
-    for (int g = 0; g < COUNT; g++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+            const float x = accum[0][k + j];
             if constexpr (FORM == plain) {
-                const int k = 4 * (FIRST + g) + 2 * i;
-                rows[g][i] = bf16x2_round(accum[0][k], accum[0][k + 1]);
+                result[j] = x;
             } else {
-                float gate[2][2], up[2][2], result[2];
-                group_gate_up<FORM>(accum, FIRST + g, up_first, gate, up);
-                done = swiglu_two(gate[i], up[i], result) && done;
-                rows[g][i] = bf16x2_round(result[0], result[1]);
+                const float y = FORM == pair ? accum[0][k + 4 + j] : accum[HALVES - 1][k + j];
+                const bool swapped = FORM == pair && up_first;
+                result[j] = swiglu(swapped ? y : x, swapped ? x : y);
             }
         }
-    if (FORM != plain && !done) {
-#pragma unroll
-        for (int g = 0; g < COUNT; g++) {
-            float gate[2][2], up[2][2];
-            group_gate_up<FORM>(accum, FIRST + g, up_first, gate, up);
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                rows[g][i] = bf16x2_round(swiglu(gate[i][0], up[i][0]), swiglu(gate[i][1], up[i][1]));
-        }
+        rows[i] = bf16x2_round(result[0], result[1]);
     }
 }
 
@@ -267,55 +230,44 @@ __device__ __forceinline__ void add_bias(float (&accum)[WIDTH], const float *bia
                                          int num_columns)
 {
     const int column = column0 + threadIdx.x % 4 * 2;
+    const int columns_left = num_columns - column;
+    bias += column;
 #pragma unroll
     for (int i = 0; i < WIDTH; i += 4) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            const float value =
-                column + 2 * i + j < num_columns ? __ldg(bias + column + 2 * i + j) : 0.0f;
+            const float value = 2 * i + j < columns_left ? __ldg(bias + 2 * i + j) : 0.0f;
             accum[i + j] += value;
             accum[i + 2 + j] += value;
         }
     }
 }
 
-/* Groups [FROM, COLUMNS / 8) of a chunk into shared memory, AT_ONCE at a time: enough independent
- * work to fill the special function unit, few enough registers. */
-template <int FORM, int FIRST, int FROM, int COLUMNS, int AT_ONCE, int HALVES, int WIDTH>
-__device__ __forceinline__ void write_groups(const float (&accum)[HALVES][WIDTH], bool up_first,
-                                             uint32_t address, uint32_t last_row)
-{
-    constexpr bool SWIZZLED = COLUMNS == 64 || COLUMNS == 32 || COLUMNS == 16;
-    if constexpr (FROM < COLUMNS / 8) {
-        constexpr int COUNT = COLUMNS / 8 - FROM < AT_ONCE ? COLUMNS / 8 - FROM : AT_ONCE;
-        uint32_t rows[COUNT][2];
-        finish_groups<FORM, FIRST + FROM, COUNT>(accum, up_first, rows);
-#pragma unroll
-        for (int g = 0; g + 1 < COUNT; g += 2) {
-            const uint32_t tiles[4] = {rows[g][0], rows[g][1], rows[g + 1][0], rows[g + 1][1]};
-            const int offset = (FROM + g) * 16;
-            matrix_store_x4(SWIZZLED ? address ^ offset : address + offset, tiles);
-        }
-        if constexpr (COUNT % 2 != 0)
-            matrix_store_x2(last_row + (FROM + COUNT - 1) * 16, rows[COUNT - 1][0],
-                            rows[COUNT - 1][1]);
-        write_groups<FORM, FIRST, FROM + AT_ONCE, COLUMNS, AT_ONCE>(accum, up_first, address, last_row);
-    }
-}
-
 /* Columns [FIRST, FIRST + COLUMNS) of the 16 rows of a warp: registers, shared memory, copy engine.
  * Warps work alone: no barrier of the warpgroup stands in an epilogue. */
-template <int FORM, int FIRST, int COLUMNS, int AT_ONCE, int HALVES, int WIDTH>
+template <int FORM, int FIRST, int COLUMNS, int HALVES, int WIDTH>
 __device__ __forceinline__ void write_chunk(const struct gemm_tile_params &p,
                                             const CUtensorMap *map, uint32_t slot,
                                             const float (&accum)[HALVES][WIDTH], int lane, int row0,
                                             int column0)
 {
+    constexpr bool SWIZZLED = COLUMNS == 64 || COLUMNS == 32 || COLUMNS == 16;
     const uint32_t address = slot + chunk_offset<COLUMNS>(lane & 15, lane >> 4);
     const bool up_first = p.up_first != 0;
 
-    write_groups<FORM, FIRST / 8, 0, COLUMNS, AT_ONCE>(accum, up_first, address,
-                                              slot + (lane & 15) * COLUMNS * 2);
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 16; j++) {
+        uint32_t first[2], second[2];
+        finish_group<FORM>(accum, FIRST / 8 + 2 * j, up_first, first);
+        finish_group<FORM>(accum, FIRST / 8 + 2 * j + 1, up_first, second);
+        const uint32_t tiles[4] = {first[0], first[1], second[0], second[1]};
+        matrix_store_x4(SWIZZLED ? address ^ j * 32 : address + j * 32, tiles);
+    }
+    if constexpr (COLUMNS % 16 != 0) {
+        uint32_t last[2];
+        finish_group<FORM>(accum, (FIRST + COLUMNS) / 8 - 1, up_first, last);
+        matrix_store_x2(slot + (lane & 15) * COLUMNS * 2 + (COLUMNS - 8) * 2, last[0], last[1]);
+    }
     fence_to_copy_engine();
     __syncwarp();
     if (lane == 0)
@@ -334,7 +286,7 @@ __device__ __forceinline__ uint32_t next_slot(uint32_t slots, int &turn, int lan
     return slot;
 }
 
-template <int FORM, int NUM_SLOTS, int OUTPUTS, int CHUNK, int AT_ONCE, int HALVES, int WIDTH>
+template <int FORM, int NUM_SLOTS, int OUTPUTS, int CHUNK, int HALVES, int WIDTH>
 __device__ __forceinline__ void write_chunks(const struct gemm_tile_params &p, uint32_t slots,
                                              int &turn, const float (&accum)[HALVES][WIDTH],
                                              int lane, int row0, int column0)
@@ -343,9 +295,9 @@ __device__ __forceinline__ void write_chunks(const struct gemm_tile_params &p, u
     if constexpr (FIRST < OUTPUTS) {
         constexpr int COLUMNS = OUTPUTS - FIRST < CHUNK_COLUMNS ? OUTPUTS - FIRST : CHUNK_COLUMNS;
         const uint32_t slot = next_slot<NUM_SLOTS>(slots, turn, lane);
-        write_chunk<FORM, FIRST, COLUMNS, AT_ONCE>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : &p.d_rest, slot,
+        write_chunk<FORM, FIRST, COLUMNS>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : &p.d_rest, slot,
                                           accum, lane, row0, column0);
-        write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1, AT_ONCE>(p, slots, turn, accum, lane, row0,
+        write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1>(p, slots, turn, accum, lane, row0,
                                                           column0);
     }
 }
@@ -377,8 +329,7 @@ __device__ __forceinline__ void multiply_block(float (&accum)[NUM_M][HALVES][COL
 }
 
 template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
-__device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32_t stages,
-                                        uint32_t slots, uint32_t full, uint32_t empty, int group,
+__device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32_t stages, int group,
                                         int rank, int rank_m, int rank_n, int first_block,
                                         int block_step)
 {
@@ -386,11 +337,11 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
     constexpr int HALVES = FORM == split ? 2 : 1;
     constexpr int COLUMNS = BLOCK_N / HALVES;
     constexpr int OUTPUTS = FORM == plain ? BLOCK_N : BLOCK_N / 2;
-    constexpr int AT_ONCE = NUM_M * BLOCK_N > 320 ? 2 : 4;
     constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
     constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
+    constexpr int SLOTS = NUM_STAGES * STAGE_BYTES;
+    constexpr int FULL = SLOTS + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
     const int num_k_blocks = p.num_k_blocks;
-    const int num_blocks = p.num_blocks_m * p.num_blocks_n;
     const int thread = threadIdx.x % THREADS_OF_GROUP;
     const int warp = thread / 32, lane = thread % 32;
     const int first_row = SCHEDULE == pingpong ? 0 : group * NUM_M * 64;
@@ -399,13 +350,14 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
     /* Thread i tells CTA i of the cluster that a stage is free, if that CTA's copies come here. */
     const bool tells = thread < p.cluster_m * p.cluster_n &&
                        (thread % p.cluster_m == rank_m || thread / p.cluster_m == rank_n);
-    const uint32_t peer_empty = cluster_address(empty, tells ? thread : rank);
+    const uint32_t peer_empty = cluster_address(stages + FULL + 8 * NUM_STAGES, tells ? thread : rank);
     int turn = 0;
-    bool waited = false;
     int own_block = first_block;
     uint32_t position = 0; /* of the next k-block in all that the CTA computes */
 
-    slots += group * NUM_SLOTS * GEMM_TILE_SLOT_BYTES + warp * (GEMM_TILE_SLOT_BYTES / 4);
+    const uint32_t slots = stages + SLOTS + group * NUM_SLOTS * GEMM_TILE_SLOT_BYTES +
+                           warp * (GEMM_TILE_SLOT_BYTES / 4);
+
     if (SCHEDULE == pingpong) {
         if (group == 1) {
             named_barrier_arrive(BARRIER_TURN, 2 * THREADS_OF_GROUP);
@@ -416,7 +368,8 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
     }
 
     int trace_i = 0;
-    for (int block = own_block; block < num_blocks; block += block_step, trace_i++) {
+    for (int block = own_block; block < p.num_blocks_m * p.num_blocks_n;
+         block += block_step, trace_i++) {
         float accum[NUM_M][HALVES][COLUMNS / 2];
         uint32_t stage = position % NUM_STAGES;
         uint32_t parity = position / NUM_STAGES & 1;
@@ -431,7 +384,7 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
 #pragma unroll 1
         for (int k_block = 0; k_block < num_k_blocks; k_block++) {
             const uint32_t a = stages + stage * STAGE_BYTES;
-            mbarrier_wait(full + 8 * stage, parity);
+            mbarrier_wait(stages + FULL + 8 * stage, parity);
             wgmma_fence();
             multiply_block<NUM_M, HALVES, COLUMNS>(accum, a + first_row * ROW_BYTES, a + A_BYTES,
                                                    k_block == 0);
@@ -460,16 +413,15 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
         position += SCHEDULE == pingpong ? 2 * num_k_blocks : num_k_blocks;
 
         /* Nothing is written, nor a bias read, before the previous grid has ended. */
-        if (!waited)
-            grid_wait_for_previous();
-        waited = true;
+        grid_wait_for_previous();
+        const int row0 = tile.m * BLOCK_M + first_row + warp * 16;
+        const int column0 = tile.n * OUTPUTS;
 #pragma unroll
         for (int m = 0; m < NUM_M; m++) {
             if (FORM == plain && p.bias != nullptr)
-                add_bias(accum[m][0], p.bias, tile.n * OUTPUTS, p.num_columns);
-            write_chunks<FORM, NUM_SLOTS, OUTPUTS, 0, AT_ONCE>(p, slots, turn, accum[m], lane,
-                                                      tile.m * BLOCK_M + first_row + warp * 16 + m * 64,
-                                                      tile.n * OUTPUTS);
+                add_bias(accum[m][0], p.bias, column0, p.num_columns);
+            write_chunks<FORM, NUM_SLOTS, OUTPUTS, 0>(p, slots, turn, accum[m], lane,
+                                                      row0 + m * 64, column0);
         }
         STAMP(3);
     }
@@ -490,8 +442,8 @@ __device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
     extern __shared__ unsigned char shared[];
     const uint32_t stages =
         (shared_address(shared) + SWIZZLE_ATOM_BYTES - 1) & ~(SWIZZLE_ATOM_BYTES - 1);
-    const uint32_t slots = stages + NUM_STAGES * (BLOCK_M + BLOCK_N) * ROW_BYTES;
-    const uint32_t full = slots + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
+    const uint32_t full = stages + NUM_STAGES * (BLOCK_M + BLOCK_N) * ROW_BYTES +
+                          2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
     const uint32_t empty = full + 8 * NUM_STAGES;
     const int group = threadIdx.x / THREADS_OF_GROUP;
     const int cluster = p.cluster_m * p.cluster_n;
@@ -528,7 +480,7 @@ __device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
     } else {
         registers_grow<232>();
         consume<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(
-            p, stages, slots, full, empty, group, rank, rank_m, rank_n, first_block, block_step);
+            p, stages, group, rank, rank_m, rank_n, first_block, block_step);
     }
     /* No CTA ends while another may still write into its shared memory. */
     if (cluster > 1)
