@@ -23,14 +23,14 @@ struct schedule_cost {
     double k_block;      /* of a step along k */
     double tile;         /* of a tile: its first loads, and what no other tile hides */
     double tile_element; /* of each of its results, the same */
-    double end_element;  /* of each result of the last tile, which nothing comes after to hide */
+    double end_element;  /* of each result of the last tile, which no other hides */
 };
 
-/* Fitted to measured times on one H200: gemm_swiglu on 42 cells, gemm on 21, every variant that is
- * not hopeless in three clusters (imbrex bench ops --plans all, 2026-11-29, tools/fit_tile_costs.py).
- * Fitted are the differences between plans of a cell, so the clock drops out, and CLOCK_MHZ only sets the scale.
- * The plan that this model chooses took 0.6 % (gemm: 1.0 %) longer in geometric mean than the best
- * of its cell, of which the repetition of a measurement is a good part. */
+/* Fitted by tools/fit_tile_costs.py to what one H200 took (imbrex bench ops --plans all,
+ * 2026-11-29): gemm_swiglu in 42 cells, gemm in 21, every variant that is not hopeless in three
+ * clusters. Fitted are the differences between plans of a cell, so the clock drops out, and
+ * CLOCK_MHZ only sets the scale. The chosen plan took 0.6 % (gemm: 1.0 %) longer in geometric mean
+ * than the best of its cell, of which the repetition of a measurement is a good part. */
 static const struct schedule_cost schedule_costs[] = {
     [TILE_SCHEDULE_pingpong] = {.rate = 0.941,
                                 .k_block = 11.6,
