@@ -5,8 +5,8 @@
 usage: fit_tile_costs.py [--steps N] FILE...
 
 Each FILE is what `imbrex bench ops --plans all -o FILE` wrote. The model below is the one in C. Two
-things are made small: how far the expected times of a cell's plans are from the measured ones, up to
-a factor of the cell (its clock), near the best plans most; and how much longer the plan that the
+things are made small: how far the expected times of a cell's plans are from the measured ones, up
+to a factor of the cell (its clock), near the best plans most; and how much longer the plan that the
 model chooses took than the best one. Constants are moved one at a time, at random, and a move is
 kept if it helps. Prints the constants, then the loss of each cell.
 """
