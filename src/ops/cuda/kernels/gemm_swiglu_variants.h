@@ -69,14 +69,27 @@
 
 /* gemm_bf16_sm90_plain_..., fatbin gemm. */
 #define GEMM_VARIANTS(X)           \
-    X(pingpong, 64, 128, 7, 2)     \
+    X(pingpong, 64, 64, 8, 2)      \
+    X(pingpong, 64, 96, 8, 2)      \
+    X(pingpong, 64, 128, 8, 2)     \
+    X(pingpong, 64, 160, 6, 2)     \
     X(pingpong, 64, 192, 6, 2)     \
     X(pingpong, 64, 256, 4, 2)     \
+    X(pingpong, 128, 112, 6, 2)    \
     X(pingpong, 128, 128, 6, 2)    \
+    X(pingpong, 128, 144, 5, 2)    \
     X(pingpong, 128, 160, 5, 2)    \
+    X(pingpong, 128, 176, 5, 2)    \
     X(pingpong, 128, 192, 4, 2)    \
-    X(cooperative, 128, 256, 4, 1) \
-    X(cooperative, 256, 128, 4, 1) \
+    X(cooperative, 128, 64, 8, 2)  \
+    X(cooperative, 128, 96, 6, 2)  \
+    X(cooperative, 128, 112, 6, 2) \
+    X(cooperative, 128, 128, 6, 2) \
+    X(cooperative, 128, 160, 5, 2) \
+    X(cooperative, 128, 192, 4, 2) \
+    X(cooperative, 128, 224, 4, 2) \
+    X(cooperative, 128, 256, 4, 2) \
+    X(cooperative, 256, 128, 4, 2) \
     X(cooperative, 256, 160, 4, 1) \
     X(cooperative, 256, 192, 3, 2)
 

@@ -66,12 +66,12 @@ __device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &
     return tile;
 }
 
-/* silu(gate) * up in fp32. The factor 2^8 keeps the reciprocal a normal number wherever the result is
- * one; gate = -inf gives NaN, as -inf / inf does. One formula for all kernels: with the order of k,
- * which is theirs in common too, it makes the result of a row the same bits in every tile shape. */
+/* silu(gate) * up in fp32: gate / (1 + e^-gate) * up, infinities and NaN included. The factor 2^-8 keeps
+ * the argument of the reciprocal where its result is a normal number. One formula for all kernels:
+ * with the order of k, which is theirs in common too, it gives a row the same bits in every tile shape. */
 __device__ __forceinline__ float swiglu(float gate, float up)
 {
-    const float scaled = exp2_approx(fmaf(gate, -1.44269504f, -8.0f)) + 0x1p-8f;
+    const float scaled = fmaf(exp2_approx(gate * -1.44269504f), 0x1p-8f, 0x1p-8f);
     return gate * reciprocal_approx(scaled) * 0x1p-8f * up;
 }
 
