@@ -38,6 +38,7 @@ struct gemm_tile_params {
     CUtensorMap up;
     CUtensorMap d;
     CUtensorMap d_rest;
+    CUtensorMap d_rest_narrow;
     const float *bias;    /* [N], plain only; NULL: none */
     int32_t num_k_blocks; /* ceil(K / 64), at least 1 */
     int32_t num_blocks_m; /* ceil(M / (block_m * cluster_m)): blocks of a whole cluster */
@@ -45,12 +46,11 @@ struct gemm_tile_params {
     int32_t group_m;      /* blocks of m that are walked before the next block of n; at least 1 */
     int32_t num_columns;  /* columns of D: where bias ends */
     int32_t up_first;     /* pair: 1 where b starts at up */
-    int32_t stagger;      /* cooperative: k-blocks that the second warpgroup stays behind */
+    int32_t num_wide;     /* tiles of n, from the first on, that are block_n wide */
     int32_t cluster_m;
     int32_t cluster_n;
     int32_t weights_settled; /* 1: no grid still running writes B, which may then be read early */
     int32_t reserved[2];
-    uint64_t trace;
 };
 
 /* Launch rule. Threads: GEMM_TILE_THREADS. Cluster: (cluster_m * cluster_n, 1, 1), each 1, 2 or 4,
@@ -71,9 +71,9 @@ struct gemm_tile_params {
 #define GEMM_TILE_SHARED_LIMIT 232448 /* of a CTA, compute capability 9.0 */
 
 #ifdef __cplusplus
-static_assert(sizeof(struct gemm_tile_params) == 6 * 128, "gcc and nvcc must agree");
+static_assert(sizeof(struct gemm_tile_params) == 7 * 128, "gcc and nvcc must agree");
 #else
-_Static_assert(sizeof(struct gemm_tile_params) == 6 * 128, "gcc and nvcc must agree");
+_Static_assert(sizeof(struct gemm_tile_params) == 7 * 128, "gcc and nvcc must agree");
 #endif
 
 #endif

@@ -25,11 +25,6 @@
 #include "ops/cuda/kernels/gemm_swiglu_params.h"
 #include "ops/cuda/kernels/ptx.cuh"
 
-#ifdef TRACE
-#define STAMP(i) do { if (p.trace && thread == 0 && blockIdx.x == 6 && trace_i < 24) ((long long *)p.trace)[(group * 24 + trace_i) * 4 + (i)] = clock64(); } while (0)
-#else
-#define STAMP(i) (void)trace_i
-#endif
 /* Template arguments, spelled as the variants list spells them. */
 enum gemm_tile_schedule { pingpong, cooperative };
 enum gemm_tile_form { pair, split, plain };
@@ -43,15 +38,17 @@ enum {
 };
 
 /* Named barriers; 0 is that of __syncthreads. */
-enum { BARRIER_TURN = 1, BARRIER_STAGGER = 1 };
+enum { BARRIER_TURN = 1 };
 
 struct tile_position {
     int m;
     int n;
+    int piece; /* first of its pieces of 16 columns (8 of D in the fused kernels) */
 };
 
 /* The tile of this CTA in block `block` of the cluster's walk: group_m blocks of m, then the next n,
  * so that what the device works on at one time shares rows of A and of B in the L2 cache. */
+template <int BLOCK_N>
 __device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &p, int block,
                                                  int rank_m, int rank_n)
 {
@@ -63,6 +60,7 @@ __device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &
     tile_position tile;
     tile.m = (group * p.group_m + within - column * height) * p.cluster_m + rank_m;
     tile.n = column * p.cluster_n + rank_n;
+    tile.piece = tile.n * (BLOCK_N / 16) - max(0, tile.n - p.num_wide);
     return tile;
 }
 
@@ -78,11 +76,11 @@ __device__ __forceinline__ float swiglu(float gate, float up)
 /* Asks for one k-block of B: this CTA's slice, sent to the CTAs in `mask`. */
 template <int FORM, int BLOCK_N>
 __device__ __forceinline__ void load_b(const struct gemm_tile_params &p, uint32_t b_block,
-                                       uint32_t barrier, int k, int tile_n, int first_piece,
+                                       uint32_t barrier, int k, int tile_piece, int first_piece,
                                        uint16_t mask)
 {
     constexpr int PIECE_BYTES = 16 * ROW_BYTES;
-    const int piece = tile_n * (BLOCK_N / 16) + first_piece;
+    const int piece = tile_piece + first_piece;
     if constexpr (FORM == pair) {
         const uint32_t b = b_block + first_piece * PIECE_BYTES;
         if (p.cluster_m > 1)
@@ -143,14 +141,14 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
 
     /* Weights need not wait for the previous grid to end. */
     if (p.weights_settled != 0 && first_block < num_blocks) {
-        const tile_position tile = tile_at(p, first_block, rank_m, rank_n);
+        const tile_position tile = tile_at<BLOCK_N>(p, first_block, rank_m, rank_n);
         const int early = min(NUM_STAGES, p.num_k_blocks);
 #pragma unroll 1
         for (; k_block < early; k_block++) {
             const uint32_t barrier = stages + FULL + 8 * k_block;
             mbarrier_expect_bytes(barrier, bytes);
             load_b<FORM, BLOCK_N>(p, stages + k_block * STAGE_BYTES + A_BYTES, barrier,
-                                  k_block * GEMM_TILE_BLOCK_K, tile.n, first_piece, b_mask);
+                                  k_block * GEMM_TILE_BLOCK_K, tile.piece, first_piece, b_mask);
         }
         grid_wait_for_previous();
 #pragma unroll 1
@@ -164,7 +162,7 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
     uint32_t stage = k_block % NUM_STAGES;
     uint32_t parity = 1 ^ k_block / NUM_STAGES;
     for (int block = first_block; block < num_blocks; block += block_step) {
-        const tile_position tile = tile_at(p, block, rank_m, rank_n);
+        const tile_position tile = tile_at<BLOCK_N>(p, block, rank_m, rank_n);
 #pragma unroll 1
         for (; k_block < p.num_k_blocks; k_block++) {
             const uint32_t barrier = stages + FULL + 8 * stage;
@@ -173,7 +171,7 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
             mbarrier_expect_bytes(barrier, bytes);
             load_a(p, a, barrier, k_block * GEMM_TILE_BLOCK_K, tile.m * BLOCK_M + a_first, a_first,
                    a_mask);
-            load_b<FORM, BLOCK_N>(p, a + A_BYTES, barrier, k_block * GEMM_TILE_BLOCK_K, tile.n,
+            load_b<FORM, BLOCK_N>(p, a + A_BYTES, barrier, k_block * GEMM_TILE_BLOCK_K, tile.piece,
                                   first_piece, b_mask);
             if (++stage == NUM_STAGES) {
                 stage = 0;
@@ -287,145 +285,166 @@ __device__ __forceinline__ uint32_t next_slot(uint32_t slots, int &turn, int lan
 }
 
 template <int FORM, int NUM_SLOTS, int OUTPUTS, int CHUNK, int HALVES, int WIDTH>
-__device__ __forceinline__ void write_chunks(const struct gemm_tile_params &p, uint32_t slots,
-                                             int &turn, const float (&accum)[HALVES][WIDTH],
+__device__ __forceinline__ void write_chunks(const struct gemm_tile_params &p,
+                                             const CUtensorMap *rest, uint32_t slots, int &turn, const float (&accum)[HALVES][WIDTH],
                                              int lane, int row0, int column0)
 {
     constexpr int FIRST = CHUNK * CHUNK_COLUMNS;
     if constexpr (FIRST < OUTPUTS) {
         constexpr int COLUMNS = OUTPUTS - FIRST < CHUNK_COLUMNS ? OUTPUTS - FIRST : CHUNK_COLUMNS;
         const uint32_t slot = next_slot<NUM_SLOTS>(slots, turn, lane);
-        write_chunk<FORM, FIRST, COLUMNS>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : &p.d_rest, slot,
+        write_chunk<FORM, FIRST, COLUMNS>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : rest, slot,
                                           accum, lane, row0, column0);
-        write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1>(p, slots, turn, accum, lane, row0,
+        write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1>(p, rest, slots, turn, accum, lane, row0,
                                                           column0);
     }
 }
 
-/* One k-block: rows [64 m, 64 m + 64) of the warpgroup's share of A by all columns of B. */
-template <int NUM_M, int HALVES, int COLUMNS>
+/* One k-block: rows [64 m, 64 m + 64) of the warpgroup's share of A by all columns of B. FIRST: the
+ * accumulators begin with it. */
+template <bool FIRST, int NUM_M, int HALVES, int COLUMNS, int HALF_ROWS>
 __device__ __forceinline__ void multiply_block(float (&accum)[NUM_M][HALVES][COLUMNS / 2],
-                                               uint32_t a, uint32_t b, bool first)
+                                               uint32_t a, uint32_t b)
 {
     const uint64_t a_descriptor = wgmma_descriptor(a);
     const uint64_t b_descriptor = wgmma_descriptor(b);
-#ifdef M_OUTER
+    wgmma_fence();
 #pragma unroll
     for (int m = 0; m < NUM_M; m++)
 #pragma unroll
-    for (int k = 0; k < GEMM_TILE_BLOCK_K / 16; k++)
-#else
+        for (int half = 0; half < HALVES; half++)
+            wgmma<COLUMNS, FIRST>(accum[m][half], a_descriptor + m * 64 * ROW_BYTES / 16,
+                                  b_descriptor + half * HALF_ROWS * ROW_BYTES / 16);
 #pragma unroll
-    for (int k = 0; k < GEMM_TILE_BLOCK_K / 16; k++)
+    for (int k = 1; k < GEMM_TILE_BLOCK_K / 16; k++)
 #pragma unroll
         for (int m = 0; m < NUM_M; m++)
-#endif
 #pragma unroll
             for (int half = 0; half < HALVES; half++)
-                wgmma<COLUMNS>(accum[m][half],
-                               a_descriptor + (m * 64 * ROW_BYTES + k * 32) / 16,
-                               b_descriptor + (half * COLUMNS * ROW_BYTES + k * 32) / 16,
-                               k != 0 || !first);
+                wgmma<COLUMNS, false>(accum[m][half],
+                                      a_descriptor + (m * 64 * ROW_BYTES + k * 32) / 16,
+                                      b_descriptor + (half * HALF_ROWS * ROW_BYTES + k * 32) / 16);
+    wgmma_commit();
 }
 
+/* What a consumer knows of itself and of where it stands. */
+struct consumer {
+    uint32_t slots;      /* output chunks of this warp */
+    uint32_t peer_empty; /* the empty barriers of the CTA that this thread tells */
+    bool tells;
+    int group;
+    int lane;
+    int first_row; /* of the tile, that this warp multiplies and writes */
+    int turn;      /* slot that comes next */
+};
+
+/* One tile, WIDTH <= BLOCK_N columns of it: mainloop from k-block `position` of all that the CTA
+ * computes on, then the epilogue. */
+template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS, int WIDTH>
+__device__ __forceinline__ void compute_tile(const struct gemm_tile_params &p, uint32_t stages,
+                                             struct consumer &self, int block, int rank_m,
+                                             int rank_n, uint32_t position)
+{
+    constexpr int NUM_M = SCHEDULE == pingpong ? BLOCK_M / 64 : BLOCK_M / 128;
+    constexpr int HALVES = FORM == split ? 2 : 1;
+    constexpr int COLUMNS = WIDTH / HALVES;
+    constexpr int OUTPUTS = FORM == plain ? WIDTH : WIDTH / 2;
+    constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
+    constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
+    constexpr int FULL = NUM_STAGES * STAGE_BYTES + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
+    float accum[NUM_M][HALVES][COLUMNS / 2];
+    uint32_t stage = position % NUM_STAGES;
+    uint32_t parity = position / NUM_STAGES & 1;
+    uint32_t held;
+    const uint32_t a_offset = (SCHEDULE == pingpong ? 0 : self.group * NUM_M * 64) * ROW_BYTES;
+
+    if (SCHEDULE == pingpong)
+        named_barrier_wait(BARRIER_TURN + self.group, 2 * THREADS_OF_GROUP);
+    mbarrier_wait(stages + FULL + 8 * stage, parity);
+    multiply_block<true, NUM_M, HALVES, COLUMNS, BLOCK_N / HALVES>(
+        accum, stages + stage * STAGE_BYTES + a_offset, stages + stage * STAGE_BYTES + A_BYTES);
+#pragma unroll 1
+    for (int k_block = 1; k_block < p.num_k_blocks; k_block++) {
+        held = stage;
+        if (++stage == NUM_STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+        mbarrier_wait(stages + FULL + 8 * stage, parity);
+        multiply_block<false, NUM_M, HALVES, COLUMNS, BLOCK_N / HALVES>(
+            accum, stages + stage * STAGE_BYTES + a_offset,
+            stages + stage * STAGE_BYTES + A_BYTES);
+        /* One k-block stays in flight; the one before it has been read. */
+        wgmma_wait<1>();
+        if (self.tells)
+            mbarrier_arrive_cluster(self.peer_empty + 8 * held);
+    }
+    /* Found again: kept through the mainloop it would take registers from it. The tensor cores are
+     * still busy here. */
+    const tile_position tile = tile_at<BLOCK_N>(p, block, rank_m, rank_n);
+    if (SCHEDULE == pingpong)
+        named_barrier_arrive(BARRIER_TURN + 1 - self.group, 2 * THREADS_OF_GROUP);
+    wgmma_wait<0>();
+    if (self.tells)
+        mbarrier_arrive_cluster(self.peer_empty + 8 * stage);
+
+    /* Nothing is written, nor a bias read, before the previous grid has ended. */
+    grid_wait_for_previous();
+    const int column0 = tile.piece * (FORM == plain ? 16 : 8);
+#pragma unroll
+    for (int m = 0; m < NUM_M; m++) {
+        if (FORM == plain && p.bias != nullptr)
+            add_bias(accum[m][0], p.bias, column0, p.num_columns);
+        write_chunks<FORM, NUM_SLOTS, OUTPUTS, 0>(
+            p, WIDTH == BLOCK_N ? &p.d_rest : &p.d_rest_narrow, self.slots, self.turn, accum[m],
+            self.lane, tile.m * BLOCK_M + self.first_row + m * 64, column0);
+    }
+}
+
+/* All tiles of a consumer warpgroup. */
 template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
 __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32_t stages, int group,
                                         int rank, int rank_m, int rank_n, int first_block,
                                         int block_step)
 {
-    constexpr int NUM_M = SCHEDULE == pingpong ? BLOCK_M / 64 : BLOCK_M / 128;
-    constexpr int HALVES = FORM == split ? 2 : 1;
-    constexpr int COLUMNS = BLOCK_N / HALVES;
-    constexpr int OUTPUTS = FORM == plain ? BLOCK_N : BLOCK_N / 2;
-    constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
-    constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
-    constexpr int SLOTS = NUM_STAGES * STAGE_BYTES;
-    constexpr int FULL = SLOTS + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
-    const int num_k_blocks = p.num_k_blocks;
+    constexpr int SLOTS = NUM_STAGES * (BLOCK_M + BLOCK_N) * ROW_BYTES;
+    constexpr int EMPTY = SLOTS + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES + 8 * NUM_STAGES;
     const int thread = threadIdx.x % THREADS_OF_GROUP;
-    const int warp = thread / 32, lane = thread % 32;
-    const int first_row = SCHEDULE == pingpong ? 0 : group * NUM_M * 64;
-    /* A lead of num_stages or more would wait for stages that the second group still holds. */
-    const int stagger = num_k_blocks > NUM_STAGES ? p.stagger : 0;
-    /* Thread i tells CTA i of the cluster that a stage is free, if that CTA's copies come here. */
-    const bool tells = thread < p.cluster_m * p.cluster_n &&
-                       (thread % p.cluster_m == rank_m || thread / p.cluster_m == rank_n);
-    const uint32_t peer_empty = cluster_address(stages + FULL + 8 * NUM_STAGES, tells ? thread : rank);
-    int turn = 0;
-    int own_block = first_block;
+    const int warp = thread / 32;
     uint32_t position = 0; /* of the next k-block in all that the CTA computes */
+    uint32_t position_step = p.num_k_blocks;
+    struct consumer self;
 
-    const uint32_t slots = stages + SLOTS + group * NUM_SLOTS * GEMM_TILE_SLOT_BYTES +
-                           warp * (GEMM_TILE_SLOT_BYTES / 4);
-
+    self.group = group;
+    self.lane = thread % 32;
+    self.first_row = (SCHEDULE == pingpong ? 0 : group * (BLOCK_M / 2)) + warp * 16;
+    self.slots = stages + SLOTS + group * NUM_SLOTS * GEMM_TILE_SLOT_BYTES +
+                 warp * (GEMM_TILE_SLOT_BYTES / 4);
+    self.turn = 0;
+    /* Thread i tells CTA i of the cluster that a stage is free, if that CTA's copies come here. */
+    self.tells = thread < p.cluster_m * p.cluster_n &&
+                 (thread % p.cluster_m == rank_m || thread / p.cluster_m == rank_n);
+    self.peer_empty = cluster_address(stages + EMPTY, self.tells ? thread : rank);
     if (SCHEDULE == pingpong) {
         if (group == 1) {
             named_barrier_arrive(BARRIER_TURN, 2 * THREADS_OF_GROUP);
-            own_block += block_step;
-            position += num_k_blocks;
+            first_block += block_step;
+            position += p.num_k_blocks;
         }
         block_step *= 2;
+        position_step *= 2;
     }
 
-    int trace_i = 0;
-    for (int block = own_block; block < p.num_blocks_m * p.num_blocks_n;
-         block += block_step, trace_i++) {
-        float accum[NUM_M][HALVES][COLUMNS / 2];
-        uint32_t stage = position % NUM_STAGES;
-        uint32_t parity = position / NUM_STAGES & 1;
-        uint32_t held = 0;
-
-        if (SCHEDULE == pingpong)
-            named_barrier_wait(BARRIER_TURN + group, 2 * THREADS_OF_GROUP);
-        else if (group == 1 && stagger > 0)
-            named_barrier_wait(BARRIER_STAGGER, 2 * THREADS_OF_GROUP);
-
-        STAMP(0);
-#pragma unroll 1
-        for (int k_block = 0; k_block < num_k_blocks; k_block++) {
-            const uint32_t a = stages + stage * STAGE_BYTES;
-            mbarrier_wait(stages + FULL + 8 * stage, parity);
-            wgmma_fence();
-            multiply_block<NUM_M, HALVES, COLUMNS>(accum, a + first_row * ROW_BYTES, a + A_BYTES,
-                                                   k_block == 0);
-            wgmma_commit();
-            /* One k-block stays in flight; the one before it has been read. */
-            wgmma_wait<1>();
-            if (k_block > 0 && tells)
-                mbarrier_arrive_cluster(peer_empty + 8 * held);
-            if (SCHEDULE == cooperative && group == 0 && k_block + 1 == stagger)
-                named_barrier_arrive(BARRIER_STAGGER, 2 * THREADS_OF_GROUP);
-            held = stage;
-            if (++stage == NUM_STAGES) {
-                stage = 0;
-                parity ^= 1;
-            }
-        }
-        STAMP(1);
-        /* Not before the mainloop, whose registers it would take; here the tensor cores are busy. */
-        const tile_position tile = tile_at(p, block, rank_m, rank_n);
-        if (SCHEDULE == pingpong)
-            named_barrier_arrive(BARRIER_TURN + 1 - group, 2 * THREADS_OF_GROUP);
-        wgmma_wait<0>();
-        STAMP(2);
-        if (tells)
-            mbarrier_arrive_cluster(peer_empty + 8 * held);
-        position += SCHEDULE == pingpong ? 2 * num_k_blocks : num_k_blocks;
-
-        /* Nothing is written, nor a bias read, before the previous grid has ended. */
-        grid_wait_for_previous();
-        const int row0 = tile.m * BLOCK_M + first_row + warp * 16;
-        const int column0 = tile.n * OUTPUTS;
-#pragma unroll
-        for (int m = 0; m < NUM_M; m++) {
-            if (FORM == plain && p.bias != nullptr)
-                add_bias(accum[m][0], p.bias, column0, p.num_columns);
-            write_chunks<FORM, NUM_SLOTS, OUTPUTS, 0>(p, slots, turn, accum[m], lane,
-                                                      row0 + m * 64, column0);
-        }
-        STAMP(3);
+    for (int block = first_block; block < p.num_blocks_m * p.num_blocks_n; block += block_step) {
+        if (tile_at<BLOCK_N>(p, block, rank_m, rank_n).n < p.num_wide)
+            compute_tile<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS, BLOCK_N>(
+                p, stages, self, block, rank_m, rank_n, position);
+        else
+            compute_tile<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS, BLOCK_N - 16>(
+                p, stages, self, block, rank_m, rank_n, position);
+        position += position_step;
     }
-    if (lane == 0)
+    if (self.lane == 0)
         tensor_store_wait_read<0>();
 }
 

@@ -279,97 +279,81 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait(void)
 #define WGMMA_NAMES_240 WGMMA_NAMES_232 ", %116, %117, %118, %119"
 #define WGMMA_NAMES_248 WGMMA_NAMES_240 ", %120, %121, %122, %123"
 #define WGMMA_NAMES_256 WGMMA_NAMES_248 ", %124, %125, %126, %127"
-#define WGMMA_BIND(i) "+f"(accum[i]), "+f"(accum[i + 1]), "+f"(accum[i + 2]), "+f"(accum[i + 3])
-#define WGMMA_REGISTERS_8 WGMMA_BIND(0)
-#define WGMMA_REGISTERS_16 WGMMA_REGISTERS_8, WGMMA_BIND(4)
-#define WGMMA_REGISTERS_24 WGMMA_REGISTERS_16, WGMMA_BIND(8)
-#define WGMMA_REGISTERS_32 WGMMA_REGISTERS_24, WGMMA_BIND(12)
-#define WGMMA_REGISTERS_40 WGMMA_REGISTERS_32, WGMMA_BIND(16)
-#define WGMMA_REGISTERS_48 WGMMA_REGISTERS_40, WGMMA_BIND(20)
-#define WGMMA_REGISTERS_56 WGMMA_REGISTERS_48, WGMMA_BIND(24)
-#define WGMMA_REGISTERS_64 WGMMA_REGISTERS_56, WGMMA_BIND(28)
-#define WGMMA_REGISTERS_72 WGMMA_REGISTERS_64, WGMMA_BIND(32)
-#define WGMMA_REGISTERS_80 WGMMA_REGISTERS_72, WGMMA_BIND(36)
-#define WGMMA_REGISTERS_88 WGMMA_REGISTERS_80, WGMMA_BIND(40)
-#define WGMMA_REGISTERS_96 WGMMA_REGISTERS_88, WGMMA_BIND(44)
-#define WGMMA_REGISTERS_104 WGMMA_REGISTERS_96, WGMMA_BIND(48)
-#define WGMMA_REGISTERS_112 WGMMA_REGISTERS_104, WGMMA_BIND(52)
-#define WGMMA_REGISTERS_120 WGMMA_REGISTERS_112, WGMMA_BIND(56)
-#define WGMMA_REGISTERS_128 WGMMA_REGISTERS_120, WGMMA_BIND(60)
-#define WGMMA_REGISTERS_136 WGMMA_REGISTERS_128, WGMMA_BIND(64)
-#define WGMMA_REGISTERS_144 WGMMA_REGISTERS_136, WGMMA_BIND(68)
-#define WGMMA_REGISTERS_152 WGMMA_REGISTERS_144, WGMMA_BIND(72)
-#define WGMMA_REGISTERS_160 WGMMA_REGISTERS_152, WGMMA_BIND(76)
-#define WGMMA_REGISTERS_168 WGMMA_REGISTERS_160, WGMMA_BIND(80)
-#define WGMMA_REGISTERS_176 WGMMA_REGISTERS_168, WGMMA_BIND(84)
-#define WGMMA_REGISTERS_184 WGMMA_REGISTERS_176, WGMMA_BIND(88)
-#define WGMMA_REGISTERS_192 WGMMA_REGISTERS_184, WGMMA_BIND(92)
-#define WGMMA_REGISTERS_200 WGMMA_REGISTERS_192, WGMMA_BIND(96)
-#define WGMMA_REGISTERS_208 WGMMA_REGISTERS_200, WGMMA_BIND(100)
-#define WGMMA_REGISTERS_216 WGMMA_REGISTERS_208, WGMMA_BIND(104)
-#define WGMMA_REGISTERS_224 WGMMA_REGISTERS_216, WGMMA_BIND(108)
-#define WGMMA_REGISTERS_232 WGMMA_REGISTERS_224, WGMMA_BIND(112)
-#define WGMMA_REGISTERS_240 WGMMA_REGISTERS_232, WGMMA_BIND(116)
-#define WGMMA_REGISTERS_248 WGMMA_REGISTERS_240, WGMMA_BIND(120)
-#define WGMMA_REGISTERS_256 WGMMA_REGISTERS_248, WGMMA_BIND(124)
+#define WGMMA_BIND(mode, i) mode(accum[i]), mode(accum[i + 1]), mode(accum[i + 2]), mode(accum[i + 3])
+#define WGMMA_REGISTERS_8(mode) WGMMA_BIND(mode, 0)
+#define WGMMA_REGISTERS_16(mode) WGMMA_REGISTERS_8(mode), WGMMA_BIND(mode, 4)
+#define WGMMA_REGISTERS_24(mode) WGMMA_REGISTERS_16(mode), WGMMA_BIND(mode, 8)
+#define WGMMA_REGISTERS_32(mode) WGMMA_REGISTERS_24(mode), WGMMA_BIND(mode, 12)
+#define WGMMA_REGISTERS_40(mode) WGMMA_REGISTERS_32(mode), WGMMA_BIND(mode, 16)
+#define WGMMA_REGISTERS_48(mode) WGMMA_REGISTERS_40(mode), WGMMA_BIND(mode, 20)
+#define WGMMA_REGISTERS_56(mode) WGMMA_REGISTERS_48(mode), WGMMA_BIND(mode, 24)
+#define WGMMA_REGISTERS_64(mode) WGMMA_REGISTERS_56(mode), WGMMA_BIND(mode, 28)
+#define WGMMA_REGISTERS_72(mode) WGMMA_REGISTERS_64(mode), WGMMA_BIND(mode, 32)
+#define WGMMA_REGISTERS_80(mode) WGMMA_REGISTERS_72(mode), WGMMA_BIND(mode, 36)
+#define WGMMA_REGISTERS_88(mode) WGMMA_REGISTERS_80(mode), WGMMA_BIND(mode, 40)
+#define WGMMA_REGISTERS_96(mode) WGMMA_REGISTERS_88(mode), WGMMA_BIND(mode, 44)
+#define WGMMA_REGISTERS_104(mode) WGMMA_REGISTERS_96(mode), WGMMA_BIND(mode, 48)
+#define WGMMA_REGISTERS_112(mode) WGMMA_REGISTERS_104(mode), WGMMA_BIND(mode, 52)
+#define WGMMA_REGISTERS_120(mode) WGMMA_REGISTERS_112(mode), WGMMA_BIND(mode, 56)
+#define WGMMA_REGISTERS_128(mode) WGMMA_REGISTERS_120(mode), WGMMA_BIND(mode, 60)
+#define WGMMA_REGISTERS_136(mode) WGMMA_REGISTERS_128(mode), WGMMA_BIND(mode, 64)
+#define WGMMA_REGISTERS_144(mode) WGMMA_REGISTERS_136(mode), WGMMA_BIND(mode, 68)
+#define WGMMA_REGISTERS_152(mode) WGMMA_REGISTERS_144(mode), WGMMA_BIND(mode, 72)
+#define WGMMA_REGISTERS_160(mode) WGMMA_REGISTERS_152(mode), WGMMA_BIND(mode, 76)
+#define WGMMA_REGISTERS_168(mode) WGMMA_REGISTERS_160(mode), WGMMA_BIND(mode, 80)
+#define WGMMA_REGISTERS_176(mode) WGMMA_REGISTERS_168(mode), WGMMA_BIND(mode, 84)
+#define WGMMA_REGISTERS_184(mode) WGMMA_REGISTERS_176(mode), WGMMA_BIND(mode, 88)
+#define WGMMA_REGISTERS_192(mode) WGMMA_REGISTERS_184(mode), WGMMA_BIND(mode, 92)
+#define WGMMA_REGISTERS_200(mode) WGMMA_REGISTERS_192(mode), WGMMA_BIND(mode, 96)
+#define WGMMA_REGISTERS_208(mode) WGMMA_REGISTERS_200(mode), WGMMA_BIND(mode, 100)
+#define WGMMA_REGISTERS_216(mode) WGMMA_REGISTERS_208(mode), WGMMA_BIND(mode, 104)
+#define WGMMA_REGISTERS_224(mode) WGMMA_REGISTERS_216(mode), WGMMA_BIND(mode, 108)
+#define WGMMA_REGISTERS_232(mode) WGMMA_REGISTERS_224(mode), WGMMA_BIND(mode, 112)
+#define WGMMA_REGISTERS_240(mode) WGMMA_REGISTERS_232(mode), WGMMA_BIND(mode, 116)
+#define WGMMA_REGISTERS_248(mode) WGMMA_REGISTERS_240(mode), WGMMA_BIND(mode, 120)
+#define WGMMA_REGISTERS_256(mode) WGMMA_REGISTERS_248(mode), WGMMA_BIND(mode, 124)
 
-/* accum = A · Bᵀ + (accumulate ? accum : 0) over 16 of k: A [64, 16], B [columns, 16]. a, b and
- * accumulate are the three operands after the accumulators, whose numbers are passed in. */
-#define WGMMA(columns, number_a, number_b, number_accumulate)                                      \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #number_accumulate ", 0;\n\t"            \
-                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 "                 \
-                 "{" WGMMA_NAMES_##columns "}, %" #number_a ", %" #number_b ", p, 1, 1, 0, 0;\n\t" \
-                 "}"                                                                               \
-                 : WGMMA_REGISTERS_##columns                                                       \
-                 : "l"(a), "l"(b), "r"(accumulate))
+/* 16 of k: A [64, 16], B [columns, 16]. a and b are the operands after the accumulators, whose numbers
+ * are passed in; so is how the accumulators take part: "=f" written, "+f" added to. */
+#define WGMMA(columns, number_a, number_b, mode, add)                                              \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 "                 \
+                 "{" WGMMA_NAMES_##columns "}, %" #number_a ", %" #number_b ", " add               \
+                 ", 1, 1, 0, 0;"                                                                   \
+                 : WGMMA_REGISTERS_##columns(mode)                                                 \
+                 : "l"(a), "l"(b))
+#define WGMMA_CASE(columns, number_a, number_b)                                                    \
+    if constexpr (COLUMNS == columns && FIRST)                                                     \
+        WGMMA(columns, number_a, number_b, "=f", "0");                                             \
+    else if constexpr (COLUMNS == columns)                                                         \
+        WGMMA(columns, number_a, number_b, "+f", "1");
 /* clang-format on */
 
-/* "wgmma.mma_async" */
-template <int COLUMNS>
-__device__ __forceinline__ void wgmma(float (&accum)[COLUMNS / 2], uint64_t a, uint64_t b,
-                                      int accumulate)
+/* "wgmma.mma_async": accum = A · Bᵀ + (FIRST ? 0 : accum). That FIRST is known to the compiler matters:
+ * accumulators that may be read before they are written would live from tile to tile. */
+template <int COLUMNS, bool FIRST>
+__device__ __forceinline__ void wgmma(float (&accum)[COLUMNS / 2], uint64_t a, uint64_t b)
 {
-    if constexpr (COLUMNS == 48) {
-        WGMMA(48, 24, 25, 26);
-    } else if constexpr (COLUMNS == 56) {
-        WGMMA(56, 28, 29, 30);
-    } else if constexpr (COLUMNS == 64) {
-        WGMMA(64, 32, 33, 34);
-    } else if constexpr (COLUMNS == 72) {
-        WGMMA(72, 36, 37, 38);
-    } else if constexpr (COLUMNS == 80) {
-        WGMMA(80, 40, 41, 42);
-    } else if constexpr (COLUMNS == 88) {
-        WGMMA(88, 44, 45, 46);
-    } else if constexpr (COLUMNS == 96) {
-        WGMMA(96, 48, 49, 50);
-    } else if constexpr (COLUMNS == 104) {
-        WGMMA(104, 52, 53, 54);
-    } else if constexpr (COLUMNS == 112) {
-        WGMMA(112, 56, 57, 58);
-    } else if constexpr (COLUMNS == 120) {
-        WGMMA(120, 60, 61, 62);
-    } else if constexpr (COLUMNS == 128) {
-        WGMMA(128, 64, 65, 66);
-    } else if constexpr (COLUMNS == 144) {
-        WGMMA(144, 72, 73, 74);
-    } else if constexpr (COLUMNS == 160) {
-        WGMMA(160, 80, 81, 82);
-    } else if constexpr (COLUMNS == 176) {
-        WGMMA(176, 88, 89, 90);
-    } else if constexpr (COLUMNS == 192) {
-        WGMMA(192, 96, 97, 98);
-    } else if constexpr (COLUMNS == 208) {
-        WGMMA(208, 104, 105, 106);
-    } else if constexpr (COLUMNS == 224) {
-        WGMMA(224, 112, 113, 114);
-    } else if constexpr (COLUMNS == 240) {
-        WGMMA(240, 120, 121, 122);
-    } else if constexpr (COLUMNS == 256) {
-        WGMMA(256, 128, 129, 130);
-    } else {
-        static_assert(COLUMNS == 0, "no instruction of this width is listed");
-    }
+    static_assert(COLUMNS % 8 == 0 && (COLUMNS <= 128 ? COLUMNS >= 48 : COLUMNS % 16 == 0),
+                  "no instruction of this width is listed");
+    WGMMA_CASE(48, 24, 25)
+    WGMMA_CASE(56, 28, 29)
+    WGMMA_CASE(64, 32, 33)
+    WGMMA_CASE(72, 36, 37)
+    WGMMA_CASE(80, 40, 41)
+    WGMMA_CASE(88, 44, 45)
+    WGMMA_CASE(96, 48, 49)
+    WGMMA_CASE(104, 52, 53)
+    WGMMA_CASE(112, 56, 57)
+    WGMMA_CASE(120, 60, 61)
+    WGMMA_CASE(128, 64, 65)
+    WGMMA_CASE(144, 72, 73)
+    WGMMA_CASE(160, 80, 81)
+    WGMMA_CASE(176, 88, 89)
+    WGMMA_CASE(192, 96, 97)
+    WGMMA_CASE(208, 104, 105)
+    WGMMA_CASE(224, 112, 113)
+    WGMMA_CASE(240, 120, 121)
+    WGMMA_CASE(256, 128, 129)
 }
 
 #endif
