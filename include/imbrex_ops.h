@@ -150,7 +150,9 @@ struct imbrex_kernel_plan {
     int32_t variant_idx;
     int32_t cluster_m, cluster_n; /* tiles that share the loads of weights, of A; 1, 2 or 4 */
     int32_t group_m; /* clusters of rows that are walked before the next columns of weights */
-    int32_t stagger; /* k-blocks that the second warpgroup of a cooperative kernel stays behind */
+    /* Tiles along n, the last ones 16 rows of weights narrower so that they fit together; 0: all of
+     * block_n. */
+    int32_t num_tiles_n;
     /* Told by imbrex_kernel_choose, not read. */
     int32_t num_waves;  /* rounds in which all SMs take a tile */
     double expected_us; /* of the cost model: it orders plans, and is no promise */

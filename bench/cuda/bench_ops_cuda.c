@@ -282,7 +282,7 @@ static void add_plan(const struct bench *bench, struct bench_cell *cell,
         const struct contestant *other = &cell->contestants[i];
         if (other->kind == CONTESTANT_OURS && other->plan.variant_idx == plan->variant_idx &&
             other->plan.cluster_m == plan->cluster_m && other->plan.cluster_n == plan->cluster_n &&
-            other->plan.stagger == plan->stagger && other->plan.group_m == plan->group_m) {
+            other->plan.num_tiles_n == plan->num_tiles_n && other->plan.group_m == plan->group_m) {
             return;
         }
     }
@@ -297,14 +297,11 @@ static void add_plan(const struct bench *bench, struct bench_cell *cell,
     if (bench->settings->group_m.given) {
         contestant->plan.group_m = (int32_t)bench->settings->group_m.value;
     }
-    if (bench->settings->stagger.given && strcmp(variant.schedule, "cooperative") == 0) {
-        contestant->plan.stagger = (int32_t)bench->settings->stagger.value;
-    }
     plan = &contestant->plan;
     snprintf(contestant->name, sizeof(contestant->name), "%s %dx%d cluster %dx%d group %d%s%.0d",
              variant.schedule, (int)variant.block_m, (int)variant.block_n, (int)plan->cluster_m,
-             (int)plan->cluster_n, (int)plan->group_m, plan->stagger != 0 ? " stagger " : "",
-             (int)plan->stagger);
+             (int)plan->cluster_n, (int)plan->group_m, plan->num_tiles_n != 0 ? " tiles " : "",
+             (int)plan->num_tiles_n);
 }
 
 static struct imbrex_kernel_shape shape_of(const struct bench *bench, const struct bench_cell *cell)
@@ -348,12 +345,14 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
         }
         if (bench->settings->plans.value == BENCH_PLANS_ALL &&
             plan.expected_us < HOPELESS * chosen_us) {
+            add_plan(bench, cell, &plan);
             static const int32_t clusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
             int32_t group_rows = plan.group_m * plan.cluster_m;
             for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]); j++) {
                 plan.cluster_m = clusters[j][0];
                 plan.cluster_n = clusters[j][1];
                 plan.group_m = group_rows > plan.cluster_m ? group_rows / plan.cluster_m : 1;
+                plan.num_tiles_n = 0;
                 if (imbrex_kernel_check(bench->device, &shape, &plan, NULL) == IMBREX_STATUS_OK) {
                     add_plan(bench, cell, &plan);
                 }

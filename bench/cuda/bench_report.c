@@ -159,7 +159,7 @@ static json_t *contestant_json(const struct bench *bench, const struct bench_cel
                           (int)variant.block_m, "block_n", (int)variant.block_n, "cluster_m",
                           (int)contestant->plan.cluster_m, "cluster_n",
                           (int)contestant->plan.cluster_n, "group_m", (int)contestant->plan.group_m,
-                          "stagger", (int)contestant->plan.stagger, "waves",
+                          "num_tiles_n", (int)contestant->plan.num_tiles_n, "waves",
                           (int)contestant->plan.num_waves, "expected_us",
                           contestant->plan.expected_us)) == 0;
     }

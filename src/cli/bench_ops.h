@@ -23,7 +23,7 @@ enum bench_clock {
 
 struct bench_ops_settings {
     const char *device, *shapes, *rows, *cublaslt, *output;
-    struct option_integer op, plans, weights, clock, num_pairs, group_m, stagger;
+    struct option_integer op, plans, weights, clock, num_pairs, group_m;
     struct option_real replay_ms, energy_ms;
     bool numerics, no_overlap;
 };

@@ -7,7 +7,7 @@ import unittest
 from support import TestCase, run
 
 OPTIONS = {"device", "op", "shapes", "m", "plans", "weights", "numerics", "pairs", "replay-ms",
-           "clock", "energy-ms", "group-m", "stagger", "no-overlap", "cublaslt", "output", "help"}
+           "clock", "energy-ms", "group-m", "no-overlap", "cublaslt", "output", "help"}
 
 
 class BenchOps(TestCase):

@@ -41,7 +41,6 @@ static void test_plans_that_are_none(void **state)
     (void)state;
     struct tile_problem problem = {TILE_FORM_PAIR, 128, 4864, 896};
     int32_t pingpong = find_kernel(TILE_FORM_PAIR, TILE_SCHEDULE_pingpong);
-    int32_t cooperative = find_kernel(TILE_FORM_PAIR, TILE_SCHEDULE_cooperative);
     struct tile_plan plan = plan_of(pingpong);
     expect(&problem, &plan, IMBREX_STATUS_OK, NULL);
 
@@ -61,17 +60,19 @@ static void test_plans_that_are_none(void **state)
     plan.group_m = 0;
     expect(&problem, &plan, IMBREX_STATUS_INVALID_ARGUMENT, "group_m");
 
-    /* Only a cooperative kernel has a second warpgroup on the same tile. */
+    /* 608 pieces of 8 columns: from all wide tiles to all narrow ones. */
+    int64_t wide_pieces = kernel_table_at(pingpong)->block_n / 16;
+    int32_t least = (int32_t)((608 + wide_pieces - 1) / wide_pieces);
+    int32_t most = (int32_t)(608 / (wide_pieces - 1));
     plan = plan_of(pingpong);
-    plan.stagger = 1;
-    expect(&problem, &plan, IMBREX_STATUS_INVALID_ARGUMENT, "stagger");
-    plan = plan_of(cooperative);
-    plan.stagger = kernel_table_at(cooperative)->num_stages - 1;
-    expect(&problem, &plan, IMBREX_STATUS_OK, NULL);
-    plan.stagger++;
-    expect(&problem, &plan, IMBREX_STATUS_INVALID_ARGUMENT, "stagger");
-    plan.stagger = -1;
-    expect(&problem, &plan, IMBREX_STATUS_INVALID_ARGUMENT, "stagger");
+    for (plan.num_tiles_n = least; plan.num_tiles_n <= most; plan.num_tiles_n++) {
+        expect(&problem, &plan, IMBREX_STATUS_OK, NULL);
+    }
+    expect(&problem, &plan, IMBREX_STATUS_INVALID_ARGUMENT, "num_tiles_n");
+    plan.num_tiles_n = least - 1;
+    expect(&problem, &plan, IMBREX_STATUS_INVALID_ARGUMENT, "num_tiles_n");
+    plan.num_tiles_n = -1;
+    expect(&problem, &plan, IMBREX_STATUS_INVALID_ARGUMENT, "num_tiles_n");
 }
 
 /* Catches a limit of a kernel that is not looked at. */
@@ -130,6 +131,28 @@ static void test_grid_covers_the_result(void **state)
                 int64_t num_blocks = grid.num_blocks_m * grid.num_blocks_n;
                 assert_true(grid.num_clusters * grid.num_waves >= num_blocks);
                 assert_true(grid.num_clusters * (grid.num_waves - 1) < num_blocks);
+            }
+        }
+    }
+}
+
+/* Catches tiles of two widths that leave columns out, or compute some twice. */
+static void test_two_widths_cover_exactly(void **state)
+{
+    (void)state;
+    for (int32_t kernel_idx = 0; kernel_idx < kernel_table_count(); kernel_idx++) {
+        const struct kernel_variant *kernel = kernel_table_at(kernel_idx);
+        struct tile_problem problem = {kernel->form, 256, 4864, 896};
+        int64_t wide = kernel->block_n / TILE_PIECE_ROWS;
+        int64_t num_pieces = 4864 / tile_piece_columns(kernel);
+        struct tile_plan plan = plan_of(kernel_idx);
+        for (plan.num_tiles_n = 1; plan.num_tiles_n < 700; plan.num_tiles_n++) {
+            if (tile_check(&h200, &problem, &plan, NULL) == IMBREX_STATUS_OK) {
+                struct tile_grid grid = tile_grid_of(&h200, &problem, &plan);
+                int64_t num_narrow = grid.num_tiles_n - grid.num_wide;
+                assert_true(grid.num_wide >= 0 && num_narrow >= 0);
+                assert_int_equal(grid.num_wide * wide + num_narrow * (wide - 1), num_pieces);
+                assert_int_equal(grid.num_blocks_n, plan.num_tiles_n);
             }
         }
     }
@@ -224,6 +247,7 @@ int run_tile_choice_tests(void)
         cmocka_unit_test(test_plans_that_are_none),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_grid_covers_the_result),
+        cmocka_unit_test(test_two_widths_cover_exactly),
         cmocka_unit_test(test_choice_is_legal),
         cmocka_unit_test(test_choice_is_the_cheapest),
         cmocka_unit_test(test_cost_counts_waves),

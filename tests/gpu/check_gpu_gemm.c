@@ -309,8 +309,19 @@ static void check_plan(struct problem *problem, const struct imbrex_kernel_plan 
 
 /* ---- checks ---- */
 
-/* Catches a kernel that is wrong in a tail of rows, columns or k, under a cluster, with a stagger
- * or another walk over the tiles. */
+/* The most tiles that can make up n with some of them narrower, or 0 where none can. */
+static int32_t mixed_tiles(const struct imbrex_kernel_variant *variant,
+                           const struct problem *problem)
+{
+    int64_t piece_columns = problem->is_swiglu ? 8 : 16;
+    int64_t num_pieces = (problem->n + piece_columns - 1) / piece_columns;
+    int64_t wide_pieces = variant->block_n / 16;
+    int64_t most = num_pieces / (wide_pieces - 1);
+    return most * wide_pieces >= num_pieces ? (int32_t)most : 0;
+}
+
+/* Catches a kernel that is wrong in a tail of rows, columns or k, under a cluster, with tiles of two
+ * widths or another walk over them. */
 static void check_variants(enum imbrex_kernel_op op, int variant_step)
 {
     static const int32_t clusters[][2] = {{1, 1}, {2, 1}, {1, 2}, {4, 1}, {2, 2}, {1, 4}};
@@ -334,13 +345,14 @@ static void check_variants(enum imbrex_kernel_op op, int variant_step)
                     require(imbrex_kernel_variant_describe(op, i, &variant, NULL) ==
                                 IMBREX_STATUS_OK,
                             "variant");
-                    plan.stagger =
-                        strcmp(variant.schedule, "cooperative") == 0 ? (int32_t)(j % 3) : 0;
                     problem.weights_settled = j % 2 == 1;
+                    if (j >= 3) {
+                        plan.num_tiles_n = mixed_tiles(&variant, &problem);
+                    }
                     if (imbrex_kernel_check(device, &shape, &plan, NULL) == IMBREX_STATUS_OK) {
                         char name[200];
-                        snprintf(name, sizeof(name), "%s cluster %dx%d stagger %d%s", variant.name,
-                                 (int)plan.cluster_m, (int)plan.cluster_n, (int)plan.stagger,
+                        snprintf(name, sizeof(name), "%s cluster %dx%d tiles %d%s", variant.name,
+                                 (int)plan.cluster_m, (int)plan.cluster_n, (int)plan.num_tiles_n,
                                  problem.weights_settled ? " settled" : "");
                         check_plan(&problem, &plan, name);
                     }

@@ -259,7 +259,7 @@ static enum imbrex_status fill_weight_maps(struct imbrex_device *device,
                                            struct gemm_tile_params *params,
                                            struct imbrex_error *err)
 {
-    int32_t num_pieces = kernel->block_n / (2 * TILE_PAIR_ROWS);
+    int32_t num_pieces = kernel->block_n / TILE_PIECE_ROWS;
     int32_t share = (num_pieces + plan->cluster_m - 1) / plan->cluster_m;
 
     switch (kernel->form) {
@@ -276,7 +276,7 @@ static enum imbrex_status fill_weight_maps(struct imbrex_device *device,
     case TILE_FORM_PLAIN:
         break;
     }
-    return find_matrix_map(device, &product->b, GEMM_TILE_BLOCK_K, 2 * TILE_PAIR_ROWS * share,
+    return find_matrix_map(device, &product->b, GEMM_TILE_BLOCK_K, TILE_PIECE_ROWS * share,
                            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                            &params->b, err);
 }
@@ -295,6 +295,7 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
 {
     const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
     int32_t rest = tile_columns(kernel) % TMA_BOX_COLUMNS;
+    int32_t narrow_rest = (tile_columns(kernel) - tile_piece_columns(kernel)) % TMA_BOX_COLUMNS;
 
     TRY(find_matrix_map(device, &product->a, GEMM_TILE_BLOCK_K, kernel->block_m / plan->cluster_n,
                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &params->a,
@@ -309,6 +310,11 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
         TRY(find_matrix_map(device, &product->d, rest, TMA_BOX_ROWS, rest_swizzle(rest),
                             CU_TENSOR_MAP_L2_PROMOTION_NONE, &params->d_rest, err));
     }
+    if (narrow_rest != 0 && grid->num_wide < grid->num_tiles_n) {
+        TRY(find_matrix_map(device, &product->d, narrow_rest, TMA_BOX_ROWS,
+                            rest_swizzle(narrow_rest), CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                            &params->d_rest_narrow, err));
+    }
     if (product->bias != NULL) {
         TRY(check_memory(device, product->bias_name, product->bias,
                          (int64_t)sizeof(float) * product->problem.columns, err));
@@ -320,7 +326,7 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
     params->num_blocks_n = (int32_t)grid->num_blocks_n;
     params->group_m = plan->group_m;
     params->num_columns = product->problem.columns;
-    params->stagger = plan->stagger;
+    params->num_wide = (int32_t)grid->num_wide;
     params->cluster_m = plan->cluster_m;
     params->cluster_n = plan->cluster_n;
     params->weights_settled = product->weights_settled && device->overlap_launches ? 1 : 0;

@@ -85,7 +85,7 @@ enum imbrex_status kernel_plan_tile(enum imbrex_kernel_op op, const struct imbre
         .cluster_m = plan->cluster_m,
         .cluster_n = plan->cluster_n,
         .group_m = plan->group_m,
-        .stagger = plan->stagger,
+        .num_tiles_n = plan->num_tiles_n,
     };
     return IMBREX_STATUS_OK;
 }
@@ -127,7 +127,7 @@ enum imbrex_status imbrex_kernel_choose(const struct imbrex_device *device,
         .cluster_m = tile.cluster_m,
         .cluster_n = tile.cluster_n,
         .group_m = tile.group_m,
-        .stagger = tile.stagger,
+        .num_tiles_n = tile.num_tiles_n,
         .num_waves = (int32_t)tile_grid_of(&machine, &problem, &tile).num_waves,
         .expected_us = tile_cost_us(&machine, &problem, &tile),
     };

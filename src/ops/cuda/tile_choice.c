@@ -65,16 +65,35 @@ static int64_t divide_up(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
+/* How many tiles can make up n exactly when some of them are a piece narrower: from *least, nearly
+ * all wide, to *most, nearly all narrow. */
+static void tile_count_range(const struct kernel_variant *kernel,
+                             const struct tile_problem *problem, int64_t *least, int64_t *most)
+{
+    int64_t num_pieces = divide_up(problem->columns, tile_piece_columns(kernel));
+    int64_t wide_pieces = kernel->block_n / TILE_PIECE_ROWS;
+    *least = divide_up(num_pieces, wide_pieces);
+    *most = num_pieces / (wide_pieces - 1);
+}
+
 struct tile_grid tile_grid_of(const struct tile_machine *machine,
                               const struct tile_problem *problem, const struct tile_plan *plan)
 {
     const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+    int64_t num_pieces = divide_up(problem->columns, tile_piece_columns(kernel));
+    int64_t wide_pieces = kernel->block_n / TILE_PIECE_ROWS;
     struct tile_grid grid = {
         .num_blocks_m = divide_up(problem->m, (int64_t)kernel->block_m * plan->cluster_m),
-        .num_blocks_n =
-            divide_up(problem->columns, (int64_t)tile_columns(kernel) * plan->cluster_n),
         .num_clusters = machine->num_sms / (plan->cluster_m * plan->cluster_n),
     };
+    if (plan->num_tiles_n == 0) {
+        grid.num_tiles_n = divide_up(problem->columns, tile_columns(kernel));
+        grid.num_wide = grid.num_tiles_n;
+    } else {
+        grid.num_tiles_n = plan->num_tiles_n;
+        grid.num_wide = num_pieces - grid.num_tiles_n * (wide_pieces - 1);
+    }
+    grid.num_blocks_n = divide_up(grid.num_tiles_n, plan->cluster_n);
     int64_t num_blocks = grid.num_blocks_m * grid.num_blocks_n;
     if (grid.num_clusters > num_blocks) {
         grid.num_clusters = num_blocks;
@@ -95,7 +114,6 @@ static enum imbrex_status check_numbers(const struct tile_plan *plan, struct imb
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "plan: variant: expected one of the op's, found none of this number");
     }
-    const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
     if (!is_cluster_size(plan->cluster_m) || !is_cluster_size(plan->cluster_n) ||
         plan->cluster_m * plan->cluster_n > MAX_CLUSTER) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
@@ -106,13 +124,6 @@ static enum imbrex_status check_numbers(const struct tile_plan *plan, struct imb
     if (plan->group_m < 1) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "plan: group_m: expected at least 1, found %d", (int)plan->group_m);
-    }
-    int32_t max_stagger =
-        kernel->schedule == TILE_SCHEDULE_cooperative ? kernel->num_stages - 1 : 0;
-    if (plan->stagger < 0 || plan->stagger > max_stagger) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "plan: stagger: expected 0 to %d with %s, found %d", (int)max_stagger,
-                         kernel->name, (int)plan->stagger);
     }
     return IMBREX_STATUS_OK;
 }
@@ -160,6 +171,17 @@ enum imbrex_status tile_check(const struct tile_machine *machine,
                          kernel->name, (int)plan->cluster_m, (int)plan->cluster_n,
                          (int)machine->num_sms);
     }
+    int64_t least_tiles, most_tiles;
+    tile_count_range(kernel, problem, &least_tiles, &most_tiles);
+    if (plan->num_tiles_n != 0 &&
+        (plan->num_tiles_n < least_tiles || plan->num_tiles_n > most_tiles)) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "plan: num_tiles_n: expected 0, or %" PRId64 " to %" PRId64
+                         " tiles that %s makes %d or %d rows of weights wide, found %d",
+                         least_tiles, most_tiles, kernel->name,
+                         (int)(kernel->block_n - TILE_PIECE_ROWS), (int)kernel->block_n,
+                         (int)plan->num_tiles_n);
+    }
     struct tile_grid grid = tile_grid_of(machine, problem, plan);
     if (grid.num_blocks_m * grid.num_blocks_n > MAX_BLOCKS) {
         return error_set(err, IMBREX_STATUS_UNSUPPORTED,
@@ -175,18 +197,31 @@ static double overlapped(double a, double b)
     return pow(pow(a, OVERLAP_EXPONENT) + pow(b, OVERLAP_EXPONENT), 1.0 / OVERLAP_EXPONENT);
 }
 
-/* Clocks of a step of GEMM_TILE_BLOCK_K: its products, over its loads. */
-static double k_block_clocks(const struct kernel_variant *kernel, const struct tile_plan *plan)
+/* Clocks of a step of GEMM_TILE_BLOCK_K: its products, over its loads, which narrower tiles have as
+ * many of. */
+static double k_block_clocks(const struct kernel_variant *kernel, const struct tile_plan *plan,
+                             int32_t width)
 {
     const struct schedule_cost *schedule = &schedule_costs[kernel->schedule];
-    double products = (double)kernel->block_m * kernel->block_n * GEMM_TILE_BLOCK_K /
-                          (MACS_PER_CLOCK * schedule->rate) +
-                      schedule->k_block +
-                      (kernel->block_m <= ONE_WARPGROUP_ROWS ? ONE_WARPGROUP_CLOCKS : 0.0);
+    double products =
+        (double)kernel->block_m * width * GEMM_TILE_BLOCK_K / (MACS_PER_CLOCK * schedule->rate) +
+        schedule->k_block + (kernel->block_m <= ONE_WARPGROUP_ROWS ? ONE_WARPGROUP_CLOCKS : 0.0);
     double a_rows = kernel->block_m * (plan->cluster_n > 1 ? SHARED_LOAD_SHARE : 1.0);
     double weight_rows = kernel->block_n * (plan->cluster_m > 1 ? SHARED_LOAD_SHARE : 1.0);
     double loads = (a_rows + weight_rows) * GEMM_TILE_BLOCK_K * BF16_BYTES / FEED_BYTES_PER_CLOCK;
     return overlapped(products, loads);
+}
+
+/* Clocks of a tile of `width` rows of weights. */
+static double tile_clocks(const struct kernel_variant *kernel, const struct tile_problem *problem,
+                          const struct tile_plan *plan, int32_t width)
+{
+    const struct schedule_cost *schedule = &schedule_costs[kernel->schedule];
+    double num_k_blocks = (double)divide_up(problem->k, GEMM_TILE_BLOCK_K);
+    double num_neighbours = plan->cluster_m * plan->cluster_n - 1;
+    double num_elements = (double)kernel->block_m * width * tile_columns(kernel) / kernel->block_n;
+    return num_k_blocks * k_block_clocks(kernel, plan, width) + schedule->tile +
+           schedule->tile_element * num_elements + CLUSTER_TILE_CLOCKS * num_neighbours;
 }
 
 double tile_cost_us(const struct tile_machine *machine, const struct tile_problem *problem,
@@ -195,21 +230,44 @@ double tile_cost_us(const struct tile_machine *machine, const struct tile_proble
     const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
     const struct schedule_cost *schedule = &schedule_costs[kernel->schedule];
     struct tile_grid grid = tile_grid_of(machine, problem, plan);
-    double num_k_blocks = (double)divide_up(problem->k, GEMM_TILE_BLOCK_K);
     double num_neighbours = plan->cluster_m * plan->cluster_n - 1;
     double num_elements = (double)kernel->block_m * tile_columns(kernel);
-    double tile_clocks = num_k_blocks * k_block_clocks(kernel, plan) + schedule->tile +
-                         schedule->tile_element * num_elements +
-                         CLUSTER_TILE_CLOCKS * num_neighbours;
     double fixed_clocks = LAUNCH_CLOCKS + CLUSTER_LAUNCH_CLOCKS * num_neighbours +
                           schedule->end_element * num_elements;
+
+    /* Wide tiles come first, so every SM gets about as many of them. */
+    double wide = tile_clocks(kernel, problem, plan, kernel->block_n);
+    double wave_clocks = (double)grid.num_waves * wide;
+    if (grid.num_wide < grid.num_tiles_n) {
+        double narrow = tile_clocks(kernel, problem, plan, kernel->block_n - TILE_PIECE_ROWS);
+        int64_t num_wide_blocks = grid.num_blocks_m * divide_up(grid.num_wide, plan->cluster_n);
+        int64_t num_wide_waves = divide_up(num_wide_blocks, grid.num_clusters);
+        wave_clocks =
+            (double)num_wide_waves * wide + (double)(grid.num_waves - num_wide_waves) * narrow;
+    }
 
     double m = problem->m, columns = problem->columns, k = problem->k;
     double weight_rows = problem->form == TILE_FORM_PLAIN ? columns : 2.0 * columns;
     double memory_clocks =
         (m * k + weight_rows * k + m * columns) * BF16_BYTES / MEMORY_BYTES_PER_CLOCK;
-    double wave_clocks = (double)grid.num_waves * tile_clocks;
     return (fixed_clocks + overlapped(wave_clocks, memory_clocks)) / CLOCK_MHZ;
+}
+
+/* Narrower tiles, as many as the waves have room for that all wide ones take anyway. 0: no use. */
+static int32_t choose_num_tiles_n(const struct tile_machine *machine,
+                                  const struct tile_problem *problem, const struct tile_plan *plan)
+{
+    const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+    struct tile_grid grid = tile_grid_of(machine, problem, plan);
+    int64_t least_tiles, most_tiles;
+    tile_count_range(kernel, problem, &least_tiles, &most_tiles);
+    int64_t num_clusters = machine->num_sms / (plan->cluster_m * plan->cluster_n);
+    int64_t num_tiles =
+        grid.num_waves * num_clusters / grid.num_blocks_m * (int64_t)plan->cluster_n;
+    if (num_tiles > most_tiles) {
+        num_tiles = most_tiles;
+    }
+    return num_tiles > grid.num_tiles_n ? (int32_t)num_tiles : 0;
 }
 
 static int32_t choose_group_m(const struct kernel_variant *kernel, int32_t cluster_m)
@@ -234,17 +292,21 @@ enum imbrex_status tile_choose(const struct tile_machine *machine,
         if (kernel->form != problem->form && end - begin > 1) {
             continue;
         }
-        for (size_t i = 0; i < sizeof(cluster_shapes) / sizeof(cluster_shapes[0]); i++) {
+        /* Each cluster with wide tiles alone, then with as many narrower ones as fit. */
+        for (size_t i = 0; i < 2 * sizeof(cluster_shapes) / sizeof(cluster_shapes[0]); i++) {
             struct tile_plan candidate = {
                 .kernel_idx = kernel_idx,
-                .cluster_m = cluster_shapes[i].m,
-                .cluster_n = cluster_shapes[i].n,
-                .group_m = choose_group_m(kernel, cluster_shapes[i].m),
+                .cluster_m = cluster_shapes[i / 2].m,
+                .cluster_n = cluster_shapes[i / 2].n,
+                .group_m = choose_group_m(kernel, cluster_shapes[i / 2].m),
             };
             enum imbrex_status checked = tile_check(machine, problem, &candidate, &reason);
             if (checked != IMBREX_STATUS_OK) {
                 status = checked;
                 continue;
+            }
+            if (i % 2 == 1) {
+                candidate.num_tiles_n = choose_num_tiles_n(machine, problem, &candidate);
             }
             double cost_us = tile_cost_us(machine, problem, &candidate);
             if (best.kernel_idx < 0 || cost_us < best_us) {

@@ -31,7 +31,8 @@ struct tile_problem {
 /* A kernel and the numbers that its launch takes. */
 struct tile_plan {
     int32_t kernel_idx;
-    int32_t cluster_m, cluster_n, group_m, stagger;
+    int32_t cluster_m, cluster_n, group_m;
+    int32_t num_tiles_n; /* 0: as many as block_n asks for, all of that width */
 };
 
 /* A plan laid over a problem. */
@@ -39,12 +40,21 @@ struct tile_grid {
     int64_t num_blocks_m, num_blocks_n; /* in clusters */
     int64_t num_clusters;               /* that run at the same time, at most */
     int64_t num_waves;
+    int64_t num_tiles_n; /* that are not empty */
+    int64_t num_wide;    /* of these, the first ones: of block_n; the others are a piece narrower */
 };
 
-/* Output columns of one tile. */
+/* Widths of tiles are multiples of this many rows of weights. */
+#define TILE_PIECE_ROWS (2 * TILE_PAIR_ROWS)
+
+/* Output columns of one tile, and of one piece of it. */
 static inline int32_t tile_columns(const struct kernel_variant *kernel)
 {
     return kernel->form == TILE_FORM_PLAIN ? kernel->block_n : kernel->block_n / 2;
+}
+static inline int32_t tile_piece_columns(const struct kernel_variant *kernel)
+{
+    return kernel->form == TILE_FORM_PLAIN ? TILE_PIECE_ROWS : TILE_PAIR_ROWS;
 }
 
 struct tile_grid tile_grid_of(const struct tile_machine *machine,
