@@ -332,6 +332,8 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
     if (bench->settings->plans.value == BENCH_PLANS_CHOSEN) {
         return true;
     }
+    plan.num_tiles_n = 0;
+    add_plan(bench, cell, &plan);
     for (int32_t i = 0; i < imbrex_kernel_num_variants(shape.op); i++) {
         struct imbrex_kernel_variant variant;
         if (imbrex_kernel_choose(bench->device, &shape, i, &plan, NULL) != IMBREX_STATUS_OK ||

@@ -64,8 +64,10 @@ static const struct option_spec bench_ops_options[] = {
      .argument = "KIND",
      .type = OPTION_TYPE_CHOICE,
      .group = "What",
-     .help = "chosen: the kernel that the library chooses; schedules: the best of each too; all: "
-             "every variant and cluster that is not expected to be far slower",
+     .help =
+         "chosen: the kernel that the library chooses; schedules: the best of each too, and with "
+         "tiles of one width; all: "
+         "every variant and cluster that is not expected to be far slower",
      .choices = plans_choices,
      .offset = offsetof(struct bench_ops_settings, plans)},
     {.long_name = "weights",

@@ -320,8 +320,8 @@ static int32_t mixed_tiles(const struct imbrex_kernel_variant *variant,
     return most * wide_pieces >= num_pieces ? (int32_t)most : 0;
 }
 
-/* Catches a kernel that is wrong in a tail of rows, columns or k, under a cluster, with tiles of two
- * widths or another walk over them. */
+/* Catches a kernel that is wrong in a tail of rows, columns or k, under a cluster, with tiles of
+ * two widths or another walk over them. */
 static void check_variants(enum imbrex_kernel_op op, int variant_step)
 {
     static const int32_t clusters[][2] = {{1, 1}, {2, 1}, {1, 2}, {4, 1}, {2, 2}, {1, 4}};
