@@ -13,6 +13,7 @@
 #define TMA_STRIDE_LIMIT (INT64_C(1) << 40)
 #define TMA_BOX_ROWS 16 /* of D, that one warp stores at a time */
 #define TMA_BOX_COLUMNS 64
+#define ALL_WIDE (1 << 28) /* more tiles along n than there can be */
 #define STRIDE_ELEMENTS (TMA_ALIGNMENT / BF16_BYTES)
 
 /* A matrix argument of an op. */
@@ -295,6 +296,7 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
 {
     const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
     int32_t rest = tile_columns(kernel) % TMA_BOX_COLUMNS;
+    bool is_mixed = grid->num_wide < grid->num_tiles_n;
     int32_t narrow_rest = (tile_columns(kernel) - tile_piece_columns(kernel)) % TMA_BOX_COLUMNS;
 
     TRY(find_matrix_map(device, &product->a, GEMM_TILE_BLOCK_K, kernel->block_m / plan->cluster_n,
@@ -310,7 +312,7 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
         TRY(find_matrix_map(device, &product->d, rest, TMA_BOX_ROWS, rest_swizzle(rest),
                             CU_TENSOR_MAP_L2_PROMOTION_NONE, &params->d_rest, err));
     }
-    if (narrow_rest != 0 && grid->num_wide < grid->num_tiles_n) {
+    if (narrow_rest != 0 && is_mixed) {
         TRY(find_matrix_map(device, &product->d, narrow_rest, TMA_BOX_ROWS,
                             rest_swizzle(narrow_rest), CU_TENSOR_MAP_L2_PROMOTION_NONE,
                             &params->d_rest_narrow, err));
@@ -326,7 +328,8 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
     params->num_blocks_n = (int32_t)grid->num_blocks_n;
     params->group_m = plan->group_m;
     params->num_columns = product->problem.columns;
-    params->num_wide = (int32_t)grid->num_wide;
+    /* A cluster may reach beyond the last tile: there too, no tile is narrow if none is. */
+    params->num_wide = is_mixed ? (int32_t)grid->num_wide : ALL_WIDE;
     params->cluster_m = plan->cluster_m;
     params->cluster_n = plan->cluster_n;
     params->weights_settled = product->weights_settled && device->overlap_launches ? 1 : 0;
