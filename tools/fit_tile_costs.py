@@ -27,6 +27,7 @@ START = {
 LIMITS = {"pingpong.rate": (0.5, 1.0), "cooperative.rate": (0.5, 1.0),
           "SHARED_LOAD_SHARE": (0.5, 1.0), "OVERLAP_EXPONENT": (1.2, 20.0)}
 BLOCK_K = 64
+PIECE = 16          # rows of weights: what narrower tiles lack
 MACS_PER_CLOCK = 2048.0
 NEARNESS = 12.0     # weight of a plan falls by e for each 1/12 that it is slower than the best
 FIT_WEIGHT = 10.0   # of the mean square of the logarithm, beside the loss
@@ -41,15 +42,23 @@ class Plan:
         columns = self.block_n if is_plain else self.block_n // 2
         n = row["hidden_size"] if is_plain else row["intermediate_size"]
         size = self.cluster_m * self.cluster_n
-        blocks = (math.ceil(row["m"] / (self.block_m * self.cluster_m)) *
-                  math.ceil(n / (columns * self.cluster_n)))
-        self.waves = math.ceil(blocks / min(num_sms // size, blocks))
+        pieces = self.block_n // PIECE
+        self.num_tiles_n = plan.get("num_tiles_n", 0)
+        num_tiles = self.num_tiles_n or math.ceil(n / columns)
+        num_wide = num_tiles
+        if self.num_tiles_n:
+            num_wide = math.ceil(n * pieces / columns) - num_tiles * (pieces - 1)
+        blocks_m = math.ceil(row["m"] / (self.block_m * self.cluster_m))
+        blocks = blocks_m * math.ceil(num_tiles / self.cluster_n)
+        clusters = min(num_sms // size, blocks)
+        self.waves = math.ceil(blocks / clusters)
+        self.wide_waves = math.ceil(blocks_m * math.ceil(num_wide / self.cluster_n) / clusters)
         self.neighbours = size - 1
-        self.elements = self.block_m * columns
+        self.elements_of_column = self.block_m * columns / self.block_n
 
     def name(self):
         return (f"{self.schedule} {self.block_m}x{self.block_n} cluster "
-                f"{self.cluster_m}x{self.cluster_n}")
+                f"{self.cluster_m}x{self.cluster_n} tiles {self.num_tiles_n}")
 
 
 class Cell:
@@ -71,10 +80,10 @@ def overlapped(a, b, exponent):
     return (a ** exponent + b ** exponent) ** (1.0 / exponent)
 
 
-def expected_clocks(constants, cell, plan):
+def tile_clocks(constants, cell, plan, width):
     own = plan.schedule + "."
     exponent = constants["OVERLAP_EXPONENT"]
-    products = (plan.block_m * plan.block_n * BLOCK_K / (MACS_PER_CLOCK * constants[own + "rate"]) +
+    products = (plan.block_m * width * BLOCK_K / (MACS_PER_CLOCK * constants[own + "rate"]) +
                 constants[own + "k_block"])
     if plan.block_m <= 64:
         products += constants["ONE_WARPGROUP_CLOCKS"]
@@ -82,13 +91,19 @@ def expected_clocks(constants, cell, plan):
     rows = (plan.block_m * (share if plan.cluster_n > 1 else 1.0) +
             plan.block_n * (share if plan.cluster_m > 1 else 1.0))
     loads = rows * BLOCK_K * 2 / constants["FEED_BYTES_PER_CLOCK"]
-    tile = (cell.num_k_blocks * overlapped(products, loads, exponent) + constants[own + "tile"] +
-            constants[own + "tile_element"] * plan.elements +
+    return (cell.num_k_blocks * overlapped(products, loads, exponent) + constants[own + "tile"] +
+            constants[own + "tile_element"] * plan.elements_of_column * width +
             constants["CLUSTER_TILE_CLOCKS"] * plan.neighbours)
+
+
+def expected_clocks(constants, cell, plan):
+    waves = (plan.wide_waves * tile_clocks(constants, cell, plan, plan.block_n) +
+             (plan.waves - plan.wide_waves) *
+             tile_clocks(constants, cell, plan, plan.block_n - PIECE))
     fixed = (constants["LAUNCH_CLOCKS"] + constants["CLUSTER_LAUNCH_CLOCKS"] * plan.neighbours +
-             constants[own + "end_element"] * plan.elements)
+             constants[plan.schedule + ".end_element"] * plan.elements_of_column * plan.block_n)
     memory = cell.num_bytes / constants["MEMORY_BYTES_PER_CLOCK"]
-    return fixed + overlapped(plan.waves * tile, memory, exponent)
+    return fixed + overlapped(waves, memory, constants["OVERLAP_EXPONENT"])
 
 
 def judge(constants, cell):
