@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Hopper GEMM: one persistent kernel of three warpgroups. The third, the producer, is one thread
- * that asks the copy engine for k-blocks of A and B; the other two, the consumers, multiply them and
- * write tiles of D. docs/kernels.md has the picture and the reasons.
+/* The Hopper GEMM: one persistent kernel of three warpgroups. The third, the producer, is one
+ * thread that asks the copy engine for k-blocks of A and B; the other two, the consumers, multiply
+ * them and write tiles of D. docs/kernels.md has the reasons.
  *
  *   pingpong     a consumer has a tile of its own, and they take turns at the tensor cores:
  *
- *     consumer 0  | mainloop 0      | epilogue 0 |     | mainloop 2      | epilogue 2 |
- *     consumer 1                    | mainloop 1      | epilogue 1 |     | mainloop 3 ...
+ *     consumer 0  | mainloop 0   | epilogue 0 |  wait  | mainloop 2   | epilogue 2 |
+ *     consumer 1  |     wait     | mainloop 1   | epilogue 1 |  wait  | mainloop 3 ...
  *
- *   cooperative  a consumer has half the rows of each tile; the second stays `stagger` k-blocks
- *                behind, so that one has the tensor cores while the other is in its epilogue:
+ *   cooperative  a consumer has half the rows of each tile:
  *
- *     consumer 0  | mainloop 0        | epilogue 0 | mainloop 1        | epilogue 1 |
- *     consumer 1      | mainloop 0        | epilogue 0 | mainloop 1        | epilogue 1 |
+ *     consumer 0  | mainloop 0, upper half | epilogue 0 | mainloop 1, upper half | epilogue 1 |
+ *     consumer 1  | mainloop 0, lower half | epilogue 0 | mainloop 1, lower half | epilogue 1 |
  *
  * Shared memory: num_stages x (A block, B block), 2 x num_slots output chunks, then the barriers
  * full[num_stages] and empty[num_stages]. k-block i of all that a CTA computes lives in stage
- * i % num_stages; full completes when its bytes have come, empty when every consumer of every CTA that
- * this CTA's copies reach is done with it.
+ * i % num_stages; full completes when its bytes have come, empty when every consumer of every CTA
+ * that this CTA's copies reach is done with it.
  */
 #ifndef IMBREX_OPS_CUDA_KERNELS_GEMM_TILE_CUH
 #define IMBREX_OPS_CUDA_KERNELS_GEMM_TILE_CUH
@@ -32,7 +31,8 @@ enum gemm_tile_form { pair, split, plain };
 enum {
     THREADS_OF_GROUP = 128,
     PRODUCER_GROUP = 2,
-    SWIZZLE_ATOM_BYTES = 1024, /* 8 rows of 128 bytes, and what every box in shared memory aligns to */
+    SWIZZLE_ATOM_BYTES =
+        1024, /* 8 rows of 128 bytes, and what every box in shared memory aligns to */
     ROW_BYTES = GEMM_TILE_BLOCK_K * 2,
     CHUNK_COLUMNS = 64,
 };
@@ -46,8 +46,8 @@ struct tile_position {
     int piece; /* first of its pieces of 16 columns (8 of D in the fused kernels) */
 };
 
-/* The tile of this CTA in block `block` of the cluster's walk: group_m blocks of m, then the next n,
- * so that what the device works on at one time shares rows of A and of B in the L2 cache. */
+/* The tile of this CTA in block `block` of the cluster's walk: group_m blocks of m, then the next
+ * n, so that what the device works on at one time shares rows of A and of B in the L2 cache. */
 template <int BLOCK_N>
 __device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &p, int block,
                                                  int rank_m, int rank_n)
@@ -64,9 +64,10 @@ __device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &
     return tile;
 }
 
-/* silu(gate) * up in fp32: gate / (1 + e^-gate) * up, infinities and NaN included. The factor 2^-8 keeps
- * the argument of the reciprocal where its result is a normal number. One formula for all kernels:
- * with the order of k, which is theirs in common too, it gives a row the same bits in every tile shape. */
+/* silu(gate) * up in fp32: gate / (1 + e^-gate) * up, infinities and NaN included. The factor 2^-8
+ * keeps the argument of the reciprocal where its result is a normal number. One formula for all
+ * kernels: with the order of k, which is theirs in common too, it gives a row the same bits in
+ * every tile shape. */
 __device__ __forceinline__ float swiglu(float gate, float up)
 {
     const float scaled = fmaf(exp2_approx(gate * -1.44269504f), 0x1p-8f, 0x1p-8f);
@@ -119,9 +120,9 @@ __device__ __forceinline__ void load_a(const struct gemm_tile_params &p, uint32_
         tensor_load_2d(a, &p.a, barrier, k, row);
 }
 
-/* Brings the k-blocks of all tiles of this CTA, one stage after another. Of what the CTAs of a cluster
- * share each loads a slice and sends it to all: `slice` pieces of 16 rows of B, the last slices
- * overlapping where the pieces do not divide (the same bytes are then written twice). */
+/* Brings the k-blocks of all tiles of this CTA, one stage after another. Of what the CTAs of a
+ * cluster share each loads a slice and sends it to all: `slice` pieces of 16 rows of B, the last
+ * slices overlapping where the pieces do not divide (the same bytes are then written twice). */
 template <int FORM, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
 __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32_t stages,
                                         int rank_m, int rank_n, int first_block, int block_step)
@@ -133,7 +134,9 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
     const int first_piece = min(rank_m * slice, BLOCK_N / 16 - slice);
     const int a_first = rank_n * (BLOCK_M / p.cluster_n);
     const uint16_t b_mask = ((1 << p.cluster_m) - 1) << (rank_n * p.cluster_m);
-    const uint16_t a_mask = (p.cluster_n == 1 ? 1 : p.cluster_n == 4 ? 15 : 1 | 1 << p.cluster_m)
+    const uint16_t a_mask = (p.cluster_n == 1   ? 1
+                             : p.cluster_n == 4 ? 15
+                                                : 1 | 1 << p.cluster_m)
                             << rank_m;
     const uint32_t bytes = A_BYTES + p.cluster_m * slice * 16 * ROW_BYTES;
     const int num_blocks = p.num_blocks_m * p.num_blocks_n;
@@ -182,9 +185,9 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
     }
 }
 
-/* Where lane (l % 16, l / 16) of a warp writes its row of 16 bytes of the first two 8-column groups of
- * a chunk `columns` wide; group pair j is at this address XOR j * 32, or plus it where the chunk is
- * not swizzled. */
+/* Where lane (l % 16, l / 16) of a warp writes its row of 16 bytes of the first two 8-column groups
+ * of a chunk `columns` wide; group pair j is at this address XOR j * 32, or plus it where the chunk
+ * is not swizzled. */
 template <int COLUMNS> __device__ __forceinline__ uint32_t chunk_offset(int row, int group)
 {
     if constexpr (COLUMNS == 64)
@@ -286,15 +289,16 @@ __device__ __forceinline__ uint32_t next_slot(uint32_t slots, int &turn, int lan
 
 template <int FORM, int NUM_SLOTS, int OUTPUTS, int CHUNK, int HALVES, int WIDTH>
 __device__ __forceinline__ void write_chunks(const struct gemm_tile_params &p,
-                                             const CUtensorMap *rest, uint32_t slots, int &turn, const float (&accum)[HALVES][WIDTH],
-                                             int lane, int row0, int column0)
+                                             const CUtensorMap *rest, uint32_t slots, int &turn,
+                                             const float (&accum)[HALVES][WIDTH], int lane,
+                                             int row0, int column0)
 {
     constexpr int FIRST = CHUNK * CHUNK_COLUMNS;
     if constexpr (FIRST < OUTPUTS) {
         constexpr int COLUMNS = OUTPUTS - FIRST < CHUNK_COLUMNS ? OUTPUTS - FIRST : CHUNK_COLUMNS;
         const uint32_t slot = next_slot<NUM_SLOTS>(slots, turn, lane);
-        write_chunk<FORM, FIRST, COLUMNS>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : rest, slot,
-                                          accum, lane, row0, column0);
+        write_chunk<FORM, FIRST, COLUMNS>(p, COLUMNS == CHUNK_COLUMNS ? &p.d : rest, slot, accum,
+                                          lane, row0, column0);
         write_chunks<FORM, NUM_SLOTS, OUTPUTS, CHUNK + 1>(p, rest, slots, turn, accum, lane, row0,
                                                           column0);
     }
@@ -340,7 +344,8 @@ struct consumer {
 
 /* One tile, WIDTH <= BLOCK_N columns of it: mainloop from k-block `position` of all that the CTA
  * computes on, then the epilogue. */
-template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS, int WIDTH>
+template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS,
+          int WIDTH>
 __device__ __forceinline__ void compute_tile(const struct gemm_tile_params &p, uint32_t stages,
                                              struct consumer &self, int block, int rank_m,
                                              int rank_n, uint32_t position)
@@ -372,8 +377,7 @@ __device__ __forceinline__ void compute_tile(const struct gemm_tile_params &p, u
         }
         mbarrier_wait(stages + FULL + 8 * stage, parity);
         multiply_block<false, NUM_M, HALVES, COLUMNS, BLOCK_N / HALVES>(
-            accum, stages + stage * STAGE_BYTES + a_offset,
-            stages + stage * STAGE_BYTES + A_BYTES);
+            accum, stages + stage * STAGE_BYTES + a_offset, stages + stage * STAGE_BYTES + A_BYTES);
         /* One k-block stays in flight; the one before it has been read. */
         wgmma_wait<1>();
         if (self.tells)
@@ -403,9 +407,9 @@ __device__ __forceinline__ void compute_tile(const struct gemm_tile_params &p, u
 
 /* All tiles of a consumer warpgroup. */
 template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
-__device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32_t stages, int group,
-                                        int rank, int rank_m, int rank_n, int first_block,
-                                        int block_step)
+__device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32_t stages,
+                                        int group, int rank, int rank_m, int rank_n,
+                                        int first_block, int block_step)
 {
     constexpr int SLOTS = NUM_STAGES * (BLOCK_M + BLOCK_N) * ROW_BYTES;
     constexpr int EMPTY = SLOTS + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES + 8 * NUM_STAGES;
@@ -451,7 +455,8 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
 template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
 __device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
 {
-    constexpr int ACCUMULATORS = BLOCK_M * BLOCK_N / THREADS_OF_GROUP / (SCHEDULE == pingpong ? 1 : 2);
+    constexpr int ACCUMULATORS =
+        BLOCK_M * BLOCK_N / THREADS_OF_GROUP / (SCHEDULE == pingpong ? 1 : 2);
     static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256, "columns of wgmma; pairs of 8");
     static_assert(BLOCK_M % (SCHEDULE == pingpong ? 64 : 128) == 0, "rows of wgmma");
     static_assert(ACCUMULATORS <= 192, "accumulators and addresses share 240 registers");
@@ -494,8 +499,8 @@ __device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
     if (group == PRODUCER_GROUP) {
         registers_shrink<40>();
         if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP)
-            produce<FORM, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(
-                p, stages, rank_m, rank_n, first_block, block_step);
+            produce<FORM, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(p, stages, rank_m, rank_n,
+                                                                   first_block, block_step);
     } else {
         registers_grow<232>();
         consume<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(

@@ -13,7 +13,7 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer)
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
-/* ---- clusters, grids, registers --------------------------------------------------------------- */
+/* ---- clusters, grids, registers ------------------------------------------------------------- */
 
 /* "%cluster_ctarank" */
 __device__ __forceinline__ uint32_t cluster_cta_rank(void)
@@ -59,7 +59,7 @@ template <int REGISTERS> __device__ __forceinline__ void registers_grow(void)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-/* ---- barriers --------------------------------------------------------------------------------- */
+/* ---- barriers ------------------------------------------------------------------------------- */
 
 /* "bar": named barriers of a CTA; threads counts those who wait and those who only arrive. */
 __device__ __forceinline__ void named_barrier_wait(int barrier, int threads)
@@ -75,7 +75,8 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads)
 /* "mbarrier.init" and the fence that shows it to the copy engine and to the cluster. */
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_init_fence(void)
@@ -89,8 +90,9 @@ __device__ __forceinline__ void mbarrier_expect_bytes(uint32_t barrier, uint32_t
                  : "memory");
 }
 
-/* Takes an address from cluster_address. Not .release.cluster: what it orders are reads of the tensor
- * cores, over by then (wgmma_wait), and the fence in that form stalls for every store under way. */
+/* Takes an address from cluster_address. Not .release.cluster: what it orders are reads of the
+ * tensor cores, over by then (wgmma_wait), and the fence in that form stalls for every store under
+ * way. */
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -109,7 +111,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
                  : "memory");
 }
 
-/* ---- copy engine ------------------------------------------------------------------------------ */
+/* ---- copy engine ---------------------------------------------------------------------------- */
 
 /* "prefetch.tensormap" */
 __device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap *map)
@@ -117,8 +119,8 @@ __device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* "cp.async.bulk.tensor", global to shared; mask has a bit for each CTA of the cluster that gets the
- * box, at the same address, and whose barrier is told. */
+/* "cp.async.bulk.tensor", global to shared; mask has a bit for each CTA of the cluster that gets
+ * the box, at the same address, and whose barrier is told. */
 __device__ __forceinline__ void tensor_load_2d(uint32_t shared, const CUtensorMap *map,
                                                uint32_t barrier, int x, int y)
 {
@@ -175,7 +177,8 @@ template <int PENDING> __device__ __forceinline__ void tensor_store_wait_read(vo
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-/* "fence.proxy.async": shared memory written by this thread before, read by the copy engine after. */
+/* "fence.proxy.async": shared memory written by this thread before, read by the copy engine
+ * after. */
 __device__ __forceinline__ void fence_to_copy_engine(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -196,7 +199,7 @@ __device__ __forceinline__ void matrix_store_x2(uint32_t shared, uint32_t tile0,
                  : "memory");
 }
 
-/* ---- arithmetic ------------------------------------------------------------------------------- */
+/* ---- arithmetic ----------------------------------------------------------------------------- */
 
 __device__ __forceinline__ float exp2_approx(float x)
 {
@@ -220,10 +223,10 @@ __device__ __forceinline__ uint32_t bf16x2_round(float low, float high)
     return pair;
 }
 
-/* ---- tensor cores: wgmma ---------------------------------------------------------------------- */
+/* ---- tensor cores: wgmma -------------------------------------------------------------------- */
 
-/* "Matrix descriptor": K-major, 128-byte swizzle, so the leading offset is unused (1) and groups of 8
- * rows are 1,024 bytes apart. All in units of 16 bytes. */
+/* "Matrix descriptor": K-major, 128-byte swizzle, so the leading offset is unused (1) and groups of
+ * 8 rows are 1,024 bytes apart. All in units of 16 bytes. */
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared)
 {
     return (uint64_t)((shared & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
@@ -279,7 +282,8 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait(void)
 #define WGMMA_NAMES_240 WGMMA_NAMES_232 ", %116, %117, %118, %119"
 #define WGMMA_NAMES_248 WGMMA_NAMES_240 ", %120, %121, %122, %123"
 #define WGMMA_NAMES_256 WGMMA_NAMES_248 ", %124, %125, %126, %127"
-#define WGMMA_BIND(mode, i) mode(accum[i]), mode(accum[i + 1]), mode(accum[i + 2]), mode(accum[i + 3])
+#define WGMMA_BIND(mode, i) \
+    mode(accum[i]), mode(accum[i + 1]), mode(accum[i + 2]), mode(accum[i + 3])
 #define WGMMA_REGISTERS_8(mode) WGMMA_BIND(mode, 0)
 #define WGMMA_REGISTERS_16(mode) WGMMA_REGISTERS_8(mode), WGMMA_BIND(mode, 4)
 #define WGMMA_REGISTERS_24(mode) WGMMA_REGISTERS_16(mode), WGMMA_BIND(mode, 8)
@@ -313,8 +317,8 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait(void)
 #define WGMMA_REGISTERS_248(mode) WGMMA_REGISTERS_240(mode), WGMMA_BIND(mode, 120)
 #define WGMMA_REGISTERS_256(mode) WGMMA_REGISTERS_248(mode), WGMMA_BIND(mode, 124)
 
-/* 16 of k: A [64, 16], B [columns, 16]. a and b are the operands after the accumulators, whose numbers
- * are passed in; so is how the accumulators take part: "=f" written, "+f" added to. */
+/* 16 of k: A [64, 16], B [columns, 16]. a and b are the operands after the accumulators, whose
+ * numbers are passed in; so is how the accumulators take part: "=f" written, "+f" added to. */
 #define WGMMA(columns, number_a, number_b, mode, add)                                              \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 "                 \
                  "{" WGMMA_NAMES_##columns "}, %" #number_a ", %" #number_b ", " add               \
@@ -328,13 +332,15 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait(void)
         WGMMA(columns, number_a, number_b, "+f", "1");
 /* clang-format on */
 
-/* "wgmma.mma_async": accum = A · Bᵀ + (FIRST ? 0 : accum). That FIRST is known to the compiler matters:
- * accumulators that may be read before they are written would live from tile to tile. */
+/* "wgmma.mma_async": accum = A · Bᵀ + (FIRST ? 0 : accum). That FIRST is known to the compiler
+ * matters: accumulators that may be read before they are written would live from tile to tile. */
 template <int COLUMNS, bool FIRST>
 __device__ __forceinline__ void wgmma(float (&accum)[COLUMNS / 2], uint64_t a, uint64_t b)
 {
-    static_assert(COLUMNS % 8 == 0 && (COLUMNS <= 128 ? COLUMNS >= 48 : COLUMNS % 16 == 0),
+    static_assert(COLUMNS % 8 == 0 && (COLUMNS <= 128 ? COLUMNS >= 32 : COLUMNS % 16 == 0),
                   "no instruction of this width is listed");
+    WGMMA_CASE(32, 16, 17)
+    WGMMA_CASE(40, 20, 21)
     WGMMA_CASE(48, 24, 25)
     WGMMA_CASE(56, 28, 29)
     WGMMA_CASE(64, 32, 33)
