@@ -383,11 +383,11 @@ __device__ __forceinline__ void compute_tile(const struct gemm_tile_params &p, u
         if (self.tells)
             mbarrier_arrive_cluster(self.peer_empty + 8 * held);
     }
+    if (SCHEDULE == pingpong)
+        named_barrier_arrive(BARRIER_TURN + 1 - self.group, 2 * THREADS_OF_GROUP);
     /* Found again: kept through the mainloop it would take registers from it. The tensor cores are
      * still busy here. */
     const tile_position tile = tile_at<BLOCK_N>(p, block, rank_m, rank_n);
-    if (SCHEDULE == pingpong)
-        named_barrier_arrive(BARRIER_TURN + 1 - self.group, 2 * THREADS_OF_GROUP);
     wgmma_wait<0>();
     if (self.tells)
         mbarrier_arrive_cluster(self.peer_empty + 8 * stage);
