@@ -31,8 +31,7 @@ enum gemm_tile_form { pair, split, plain };
 enum {
     THREADS_OF_GROUP = 128,
     PRODUCER_GROUP = 2,
-    SWIZZLE_ATOM_BYTES =
-        1024, /* 8 rows of 128 bytes, and what every box in shared memory aligns to */
+    SWIZZLE_ATOM_BYTES = 1024, /* 8 rows of 128 bytes; boxes in shared memory align to it */
     ROW_BYTES = GEMM_TILE_BLOCK_K * 2,
     CHUNK_COLUMNS = 64,
 };
@@ -459,7 +458,7 @@ __device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
         BLOCK_M * BLOCK_N / THREADS_OF_GROUP / (SCHEDULE == pingpong ? 1 : 2);
     static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256, "columns of wgmma; pairs of 8");
     static_assert(BLOCK_M % (SCHEDULE == pingpong ? 64 : 128) == 0, "rows of wgmma");
-    static_assert(ACCUMULATORS <= 192, "accumulators and addresses share 240 registers");
+    static_assert(ACCUMULATORS <= 192, "accumulators and addresses share 232 registers");
     static_assert(GEMM_TILE_SHARED_BYTES(BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS) <=
                       GEMM_TILE_SHARED_LIMIT,
                   "shared memory of a CTA");
