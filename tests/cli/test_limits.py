@@ -26,7 +26,7 @@ def run_limited(limit_kib, *arguments):
 class AddressSpace(TestCase):
     def first_limit(self):
         """KiB with which the program itself can start: below, the loader's message is seen."""
-        for limit_kib in range(1024, 65536, 256):
+        for limit_kib in range(1024, 65536, 64):
             if run_limited(limit_kib, "--version").returncode == 0:
                 return limit_kib
         return self.fail("the program does not start")
