@@ -5,6 +5,7 @@
 #   CFLAGS='-O2 -g' optimisation and debugging   PREFIX=/usr/local  where `make install` puts it
 #   JOBS=n          compilations at once         DESTDIR=           prefix for packagers
 #   TESTS='a b'     run only these tests         FUZZ_SECONDS=60    time for each fuzz target
+#   CUDA=0          leave the CUDA kernels out   NVCC=nvcc          their compiler
 #   V=1             print whole commands
 
 ifeq ($(origin CC),default)
@@ -22,6 +23,21 @@ FUZZ_SECONDS ?= 60
 TESTS ?=
 V ?=
 
+# CUDA kernels are built where there is a toolkit; without one the library has the CPU engine alone.
+ifeq ($(origin NVCC),undefined)
+NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+endif
+ifeq ($(origin CUDA_INCLUDE),undefined)
+CUDA_ROOT := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC))))))
+CUDA_INCLUDE := $(patsubst %/cuda.h,%,$(firstword $(wildcard $(CUDA_ROOT)/include/cuda.h \
+    $(CUDA_ROOT)/targets/*/include/cuda.h)))
+endif
+ifeq ($(origin CUDA),undefined)
+CUDA := $(if $(and $(NVCC),$(CUDA_INCLUDE)),1,0)
+endif
+# Shared by the builds of one tree that differ in compiler or sanitizer only.
+KERNELS ?= $(BUILD)/kernels
+
 # Set by the targets below: -Werror, or the options of a sanitizer (compiler and linker).
 WERROR :=
 SANITIZE :=
@@ -37,18 +53,29 @@ C_OPTIONS = -std=c17 -D_GNU_SOURCE $(WARNINGS) $(WERROR) -fPIC -fvisibility=hidd
     -ffp-contract=off -Iinclude -Isrc -DIMBREX_HAS_ZSTD=$(if $(HAS_ZSTD),1,0) \
     $(CPPFLAGS) $(CFLAGS) $(SANITIZE)
 AVX2_OPTIONS := -mavx2 -mfma -mf16c
+C_OPTIONS += -DIMBREX_CUDA=$(CUDA)
+ifeq ($(CUDA),1)
+C_OPTIONS += $(if $(filter-out /usr/include,$(CUDA_INCLUDE)),-isystem $(CUDA_INCLUDE)) \
+    -DKERNEL_FOLDER='"$(KERNELS)"'
+endif
+# Machine code for Hopper alone: its matrix instructions exist on no other architecture.
+NVCC_OPTIONS := -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc -Werror all-warnings \
+    -Xptxas -v
 # Tests write below TEST_BUILD_DIR only, and may do less where a sanitizer slows them down.
 # test_main.c declares the suites, not each test file.
 TEST_OPTIONS = -I. -Itests -DTEST_BUILD_DIR='"$(BUILD)"' -DTEST_SANITIZED=$(if $(SANITIZE),1,0) \
     -Wno-missing-prototypes
 LINK_OPTIONS = $(CFLAGS) $(SANITIZE) $(LDFLAGS)
 
+# Where dlopen is not a part of libc.
+DL_LIB := $(if $(filter 1,$(CUDA)),-ldl)
+
 # Programs take these libraries in, so that they start on a machine that has none of them.
 static_library = $(filter /%,$(shell $(CC) -print-file-name=lib$(1).a 2>/dev/null))
 static_or_shared = $(firstword $(static_library) -l$(1))
 STATIC_LIBS := $(foreach l,jansson utf8proc pcre2-8 crypto,$(call static_or_shared,$(l))) \
-    -lpthread -lm
-SHARED_LIBS := -ljansson -lutf8proc -lpcre2-8 -lcrypto -lpthread -lm
+    -lpthread -lm $(DL_LIB)
+SHARED_LIBS := -ljansson -lutf8proc -lpcre2-8 -lcrypto -lpthread -lm $(DL_LIB)
 
 # Compressed traces are read if libzstd is there, else refused by name.
 HAS_ZSTD := $(shell echo '\#include <zstd.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1)
@@ -65,6 +92,16 @@ ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 LIB_SOURCES := $(filter-out %_avx2.c,$(LIB_SOURCES))
 endif
 CLI_SOURCES := $(wildcard src/cli/*.c)
+KERNEL_SOURCES :=
+BENCH_KERNEL_SOURCES :=
+ifeq ($(CUDA),1)
+LIB_SOURCES := $(filter-out src/ops/cuda_absent.c,$(LIB_SOURCES)) $(wildcard src/ops/cuda/*.c)
+# imbrex bench measures kernels of other libraries too, which live in bench/peers.
+CLI_SOURCES += $(wildcard bench/cuda/*.c bench/peers/*.c)
+KERNEL_SOURCES := $(wildcard src/ops/cuda/kernels/*.cu)
+BENCH_KERNEL_SOURCES := $(wildcard bench/cuda/*.cu)
+endif
+fatbins = $(patsubst %.cu,$(KERNELS)/%.fatbin,$(notdir $(1)))
 
 OBJ := $(BUILD)/obj
 LIB := $(BUILD)/libimbrex.a
@@ -76,13 +113,18 @@ TEST_LIB_OBJECTS := $(LIB_OBJECTS) $(call objects,$(wildcard src/ops/fake/*.c))
 CLI_OBJECTS := $(call objects,$(CLI_SOURCES))
 
 UNIT_SOURCES := $(wildcard tests/test_main.c tests/base/*.c tests/jinja/*.c tests/model/*.c \
-    tests/kv/*.c tests/engine/*.c tests/sim/*.c tests/ops/test_*.c)
+    tests/kv/*.c tests/engine/*.c tests/sim/*.c tests/ops/test_*.c \
+    $(if $(filter 1,$(CUDA)),tests/cuda/test_*.c tests/cuda/fake_*.c))
 CHECK_SOURCES := $(wildcard tests/ops/check_*.c)
 CHECK_SHARED := $(filter-out $(CHECK_SOURCES) tests/ops/test_%,$(wildcard tests/ops/*.c))
+GPU_SOURCES := $(wildcard tests/gpu/check_*.c)
+# What a benchmark and a test both do with a GPU.
+GPU_SHARED := $(if $(filter 1,$(CUDA)),bench/cuda/gpu.c bench/cuda/bench_image.c src/cli/output.c)
 GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
 GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
 FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)
-FAULT_SHARED := $(filter-out $(FAULT_SOURCES),$(wildcard tests/fault/*.c))
+FAULT_SHARED := $(filter-out $(FAULT_SOURCES),$(wildcard tests/fault/*.c)) \
+    $(if $(filter 1,$(CUDA)),tests/cuda/fake_driver.c)
 SOAK_SOURCES := $(wildcard tests/soak/soak_*.c)
 BENCH_SOURCES := $(wildcard bench/bench_*.c)
 EXAMPLE_SOURCES := $(wildcard examples/*.c)
@@ -92,6 +134,7 @@ FUZZ_SHARED := $(filter-out $(FUZZ_SOURCES),$(wildcard fuzz/*.c))
 programs = $(patsubst %,$(BUILD)/tests/%,$(basename $(notdir $(1))))
 UNIT := $(if $(UNIT_SOURCES),$(BUILD)/tests/unit)
 CHECKS := $(call programs,$(CHECK_SOURCES))
+GPU_CHECKS := $(call programs,$(GPU_SOURCES))
 GOLDENS := $(call programs,$(GOLDEN_SOURCES))
 FAULTS := $(call programs,$(FAULT_SOURCES))
 SOAKS := $(call programs,$(SOAK_SOURCES))
@@ -99,7 +142,7 @@ BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SOURCES))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(EXAMPLE_SOURCES))
 FUZZERS := $(patsubst fuzz/%.c,$(BUILD)/fuzzers/%,$(FUZZ_SOURCES))
 SCRIPT_TESTS := $(wildcard tests/cli/test_*.py tests/house/test_*.py tests/tools/test_*.py)
-TEST_PROGRAMS := $(UNIT) $(CHECKS) $(GOLDENS) $(FAULTS)
+TEST_PROGRAMS := $(UNIT) $(CHECKS) $(GPU_CHECKS) $(GOLDENS) $(FAULTS)
 
 # Test inputs that are made rather than stored.
 QWEN_TOKENIZER := $(BUILD)/fixtures/qwen2.5/tokenizer.json
@@ -109,7 +152,8 @@ C_FILES := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] tests/*.[ch] tests
     fuzz/*.[ch] examples/*.[ch] bench/*.[ch])
 
 # A recursive make that uses all cores unless the caller chose otherwise.
-SUBMAKE = +$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
+SUBMAKE = +$(MAKE) KERNELS=$(KERNELS) --no-print-directory \
+    $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
 RUN_TESTS = python3 tools/run_tests --build $(BUILD) $(if $(TESTS),--only "$(TESTS)") \
     $(if $(SANITIZE),--limit 1200)
 
@@ -154,6 +198,9 @@ COMPILE = $(CC) $(C_OPTIONS) -MMD -MP -c $< -o $@
 $(OBJ)/%_avx2.o: %_avx2.c $(OPTIONS_FILE)
 	$(call QUIET,cc) $(COMPILE) $(AVX2_OPTIONS)
 
+$(OBJ)/bench/%.o: bench/%.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) -I.
+
 $(OBJ)/tests/%.o: tests/%.c $(OPTIONS_FILE)
 	$(call QUIET,cc) $(COMPILE) $(TEST_OPTIONS)
 
@@ -178,6 +225,31 @@ $(OBJ)/%.o: %.S $(OPTIONS_FILE)
 # asset.c takes these files in with .incbin, which dependency files do not see. The assembler finds
 # them because make runs in the root of the tree.
 $(OBJ)/src/base/asset.o: $(wildcard models/stories260K/*)
+
+# ---- CUDA kernels ------------------------------------------------------------------------------
+# One fatbin a file, taken in by kernel_image.c with .incbin. What ptxas says stays beside it: a
+# kernel that spills registers or whose matrix instructions it serialises is a failed build.
+KERNEL_OPTIONS_FILE := $(KERNELS)/options
+KERNEL_OPTIONS_TEXT = $(NVCC) $(NVCC_OPTIONS)
+$(KERNEL_OPTIONS_FILE): FORCE
+	@mkdir -p $(@D)
+	@echo '$(KERNEL_OPTIONS_TEXT)' | cmp -s - $@ || echo '$(KERNEL_OPTIONS_TEXT)' > $@
+
+COMPILE_KERNELS = $(NVCC) $(NVCC_OPTIONS) -fatbin -MMD -MP -MT $@ -MF $(@:.fatbin=.d) $< \
+    -o $(@:.fatbin=.unchecked) > $(@:.fatbin=.ptxas) 2>&1 || { cat $(@:.fatbin=.ptxas); exit 1; }; \
+    tools/check_ptxas $(@:.fatbin=.ptxas) && mv $(@:.fatbin=.unchecked) $@
+$(KERNELS)/%.fatbin: src/ops/cuda/kernels/%.cu $(KERNEL_OPTIONS_FILE) tools/check_ptxas
+	$(call QUIET,nvcc) $(COMPILE_KERNELS)
+$(KERNELS)/%.fatbin: bench/cuda/%.cu $(KERNEL_OPTIONS_FILE) tools/check_ptxas
+	$(call QUIET,nvcc) $(COMPILE_KERNELS)
+$(OBJ)/src/ops/cuda/kernel_image.o: $(call fatbins,$(KERNEL_SOURCES))
+$(OBJ)/bench/cuda/bench_image.o: $(call fatbins,$(BENCH_KERNEL_SOURCES)) $(KERNELS)/commit
+
+# Stands beside every measured figure.
+$(KERNELS)/commit: FORCE
+	@mkdir -p $(@D)
+	@(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown) | tr -d '\n' > $@.now
+	@cmp -s $@.now $@ && rm $@.now || mv $@.now $@
 
 # ---- library and program ----------------------------------------------------------------------
 # The library that is given away is one object in which everything but the public API has become
@@ -209,6 +281,8 @@ WRAP := $(foreach f,malloc calloc realloc free mmap munmap pthread_create read o
 $(UNIT): $(call objects,$(UNIT_SOURCES)) $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 $(CHECKS): $(BUILD)/tests/%: $(OBJ)/tests/ops/%.o $(call objects,$(CHECK_SHARED)) $(TEST_LIB)
+	$(LINK_TEST) $(STATIC_LIBS)
+$(GPU_CHECKS): $(BUILD)/tests/%: $(OBJ)/tests/gpu/%.o $(call objects,$(GPU_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)
 $(GOLDENS): $(BUILD)/tests/%: $(OBJ)/tests/golden/%.o $(call objects,$(GOLDEN_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
@@ -325,7 +399,7 @@ LIB_TO := $(DESTDIR)$(LIBDIR)
 install: check-prefix all
 	install -d "$(BIN_TO)" "$(INCLUDE_TO)" "$(LIB_TO)/pkgconfig"
 	install -m 755 $(BUILD)/imbrex "$(BIN_TO)/"
-	install -m 644 include/imbrex.h include/imbrex_kv.h "$(INCLUDE_TO)/"
+	install -m 644 include/imbrex.h include/imbrex_kv.h include/imbrex_ops.h "$(INCLUDE_TO)/"
 	install -m 644 $(BUILD)/libimbrex.a "$(LIB_TO)/"
 	install -m 755 $(BUILD)/libimbrex.so "$(LIB_TO)/libimbrex.so.$(VERSION)"
 	ln -sf libimbrex.so.$(VERSION) "$(LIB_TO)/$(SONAME)"
@@ -336,6 +410,7 @@ install: check-prefix all
 
 uninstall: check-prefix
 	rm -f "$(BIN_TO)/imbrex" "$(INCLUDE_TO)/imbrex.h" "$(INCLUDE_TO)/imbrex_kv.h" \
+	    "$(INCLUDE_TO)/imbrex_ops.h" \
 	    "$(LIB_TO)/libimbrex.a" \
 	    "$(LIB_TO)/libimbrex.so" "$(LIB_TO)/$(SONAME)" "$(LIB_TO)/libimbrex.so.$(VERSION)" \
 	    "$(LIB_TO)/pkgconfig/imbrex.pc"
@@ -348,4 +423,4 @@ dist:
 clean:
 	rm -rf $(BUILD)
 
--include $(shell find $(OBJ) -name '*.d' 2>/dev/null)
+-include $(shell find $(OBJ) $(KERNELS) -name '*.d' 2>/dev/null)

@@ -56,3 +56,9 @@ X(sample)
 X(sim_trace)
 X(sim_service)
 X(sim_run)
+#if IMBREX_CUDA
+X(cuda_driver)
+X(tensor_map)
+X(tile_choice)
+X(gemm_launch)
+#endif

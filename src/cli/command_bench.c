@@ -4,6 +4,7 @@
 
 static const struct command *const bench_commands[] = {
     &bench_engine,
+    &bench_ops,
     NULL,
 };
 
@@ -11,8 +12,9 @@ const struct command command_bench = {
     .name = "bench",
     .synopsis = "COMMAND [MODEL] [options]",
     .summary = "measure speed",
-    .description = "Measures how fast this machine is with a model.",
+    .description = "Measures how fast this machine is with a model, or with the kernels alone.",
     .examples = "  imbrex bench engine --requests 32 --concurrency 4\n"
+                "  imbrex bench ops --op gemm_swiglu --m 128,4096\n"
                 "  imbrex help bench engine\n",
     .subcommands = bench_commands,
 };

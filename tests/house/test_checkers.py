@@ -57,6 +57,15 @@ class Layers(Tree):
         self.refused("check_layers", "src/base/log.c:3: includes ops/ops.h",
                      "base may include only base, imbrex.h")
 
+    def test_kernel_api_belongs_to_ops(self):
+        """Catches a header that is refused where it is implemented or used, or allowed below."""
+        self.write("include/imbrex_ops.h", LICENCE + '#include "imbrex.h"\n')
+        self.write("src/ops/cuda/cuda_device.c", LICENCE + '#include "imbrex_ops.h"\n')
+        self.write("src/cli/bench_ops.c", LICENCE + '#include "imbrex_ops.h"\n')
+        self.assertEqual(run("check_layers", self.root), (0, ""))
+        self.write("src/base/log.c", LICENCE + '#include "imbrex_ops.h"\n')
+        self.refused("check_layers", "src/base/log.c:2: includes imbrex_ops.h")
+
     def test_model_and_kv_are_apart(self):
         """Catches a model that knows the cache, in both directions."""
         self.write("src/model/forward.c", LICENCE + '# include  "kv/kv_pool.h"\n')
@@ -127,6 +136,47 @@ class Style(Tree):
     def test_mark_with_an_issue_is_allowed(self):
         self.write("src/base/a.c", LICENCE + "/* TO" "DO(#12): more */\n")
         self.assertEqual(run("check_style", self.root), (0, ""))
+
+
+class Ptxas(Tree):
+    CLEAN = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'gemm_64x64' for 'sm_90a'
+ptxas info    : Function properties for gemm_64x64
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 9 barriers
+"""
+
+    def judge(self, text):
+        self.write("kernels.ptxas", text)
+        return run("check_ptxas", os.path.join(self.root, "kernels.ptxas"))
+
+    def test_clean_output_passes(self):
+        """Catches a checker that refuses every build."""
+        self.assertEqual(self.judge(self.CLEAN), (0, ""))
+
+    def test_spills(self):
+        """Catches a kernel that keeps its accumulators in memory: it is right, and slow."""
+        for before, after in (("0 bytes spill stores", "12 bytes spill stores"),
+                              ("0 bytes spill loads", "44 bytes spill loads")):
+            status, output = self.judge(self.CLEAN.replace(before, after))
+            self.assertEqual(status, 1)
+            self.assertIn("gemm_64x64", output)
+            self.assertIn(after.split()[0], output)
+
+    def test_serialized_matrix_instructions(self):
+        """Catches what ptxas says in passing and costs most of the speed."""
+        for line in ("ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async "
+                     "instructions are serialized due to insufficient register resources\n",
+                     "ptxas warning : setmaxnreg ignored to maintain minimum requirement\n"):
+            status, output = self.judge(self.CLEAN + line)
+            self.assertEqual(status, 1)
+            self.assertIn(":6: ", output)
+
+    def test_nothing_to_read(self):
+        """Catches options of the compiler under which the check has nothing to check."""
+        status, output = self.judge("")
+        self.assertEqual(status, 1)
+        self.assertIn("no kernels", output)
 
 
 if __name__ == "__main__":

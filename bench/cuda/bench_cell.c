@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/cuda/bench_cell.h"
+
+#include "cli/output.h"
+
+#define BF16_BYTES 2
+#define SET_ALIGNMENT 4096
+/* Inputs of all sets together, in sizes of the L2 cache. */
+#define ROTATION_OF_L2 4
+#define MAX_SETS 64
+/* Between gate and up that are matrices of their own. */
+#define SEPARATE_GAP_BYTES (UINT64_C(1) << 20)
+
+static uint64_t align_up(uint64_t num_bytes)
+{
+    return (num_bytes + SET_ALIGNMENT - 1) / SET_ALIGNMENT * SET_ALIGNMENT;
+}
+
+void bench_cell_init(const struct bench *bench, const struct bench_shape *shape, int32_t m,
+                     struct bench_cell *cell)
+{
+    bool is_swiglu = bench->settings->op.value == IMBREX_KERNEL_OP_GEMM_SWIGLU;
+
+    *cell = (struct bench_cell){.shape = shape, .m = m};
+    cell->n = is_swiglu ? shape->intermediate_size : shape->hidden_size;
+    cell->k = is_swiglu ? shape->hidden_size : shape->intermediate_size;
+    cell->weight_rows = is_swiglu ? 2 * cell->n : cell->n;
+    uint64_t a_bytes = (uint64_t)(cell->m * cell->k) * BF16_BYTES;
+    uint64_t weights_bytes = (uint64_t)(cell->weight_rows * cell->k) * BF16_BYTES;
+    uint64_t d_bytes = (uint64_t)(cell->m * cell->n) * BF16_BYTES;
+    cell->a_stride = align_up(a_bytes);
+    cell->weights_stride = align_up(weights_bytes + (is_swiglu ? SEPARATE_GAP_BYTES : 0));
+    cell->d_stride = align_up(d_bytes);
+    cell->product_stride = is_swiglu ? align_up(2 * d_bytes) : 0;
+    uint64_t wanted = ROTATION_OF_L2 * (uint64_t)bench->description.l2_bytes;
+    uint64_t num_sets = (wanted + a_bytes + weights_bytes - 1) / (a_bytes + weights_bytes);
+    cell->num_sets = num_sets < 2 ? 2 : num_sets > MAX_SETS ? MAX_SETS : (int)num_sets;
+    cell->flops = 2.0 * (double)cell->m * (double)cell->weight_rows * (double)cell->k;
+    cell->bytes = (double)(a_bytes + weights_bytes + d_bytes);
+}
+
+struct bench_operands bench_cell_operands(const struct bench *bench, const struct bench_cell *cell,
+                                          int set_idx, bool is_ours)
+{
+    const struct bench_pools *pools = &bench->pools;
+    uint64_t set = (uint64_t)set_idx;
+    CUdeviceptr weights = pools->weights + set * cell->weights_stride;
+    struct bench_operands operands = {
+        .a = pools->a + set * cell->a_stride,
+        .gate = weights,
+        .d = pools->d + set * cell->d_stride,
+        .product = pools->product + set * cell->product_stride,
+    };
+    if (cell->weight_rows != cell->n) {
+        CUdeviceptr second = weights + (uint64_t)(cell->n * cell->k) * BF16_BYTES;
+        operands.up = second;
+        if (is_ours && bench->settings->weights.value == BENCH_WEIGHTS_UP_GATE) {
+            operands.gate = second;
+            operands.up = weights;
+        } else if (is_ours && bench->settings->weights.value == BENCH_WEIGHTS_SEPARATE) {
+            operands.up = second + SEPARATE_GAP_BYTES / 2;
+        }
+    }
+    return operands;
+}
+
+static bool call_ours(struct bench *bench, const struct bench_cell *cell,
+                      const struct imbrex_kernel_plan *plan, const struct bench_operands *operands)
+{
+    struct imbrex_error err = {0};
+    enum imbrex_status status;
+
+    if (cell->weight_rows != cell->n) {
+        struct imbrex_gemm_swiglu_params params = {
+            .a = (const void *)operands->a,
+            .gate = (const void *)operands->gate,
+            .up = (const void *)operands->up,
+            .d = (void *)operands->d,
+            .num_tokens = (int32_t)cell->m,
+            .hidden_size = (int32_t)cell->k,
+            .intermediate_size = (int32_t)cell->n,
+            .weights_settled = true,
+        };
+        status = imbrex_gemm_swiglu(bench->device, &params, plan, bench->gpu.stream, &err);
+    } else {
+        struct imbrex_gemm_params params = {
+            .a = (const void *)operands->a,
+            .b = (const void *)operands->gate,
+            .d = (void *)operands->d,
+            .num_tokens = (int32_t)cell->m,
+            .in_features = (int32_t)cell->k,
+            .out_features = (int32_t)cell->n,
+            .weights_settled = true,
+        };
+        status = imbrex_gemm(bench->device, &params, plan, bench->gpu.stream, &err);
+    }
+    if (status != IMBREX_STATUS_OK) {
+        (void)output_library_error(&err);
+    }
+    return status == IMBREX_STATUS_OK;
+}
+
+bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
+                     const struct contestant *contestant, int set_idx)
+{
+    bool is_ours = contestant->kind == CONTESTANT_OURS;
+    struct bench_operands operands = bench_cell_operands(bench, cell, set_idx, is_ours);
+    /* The bare product of gate and up has its own output; a plain product writes where ours does.
+     * */
+    CUdeviceptr product = cell->product_stride != 0 ? operands.product : operands.d;
+
+    if (is_ours) {
+        return call_ours(bench, cell, &contestant->plan, &operands);
+    }
+    if (!cublaslt_product_run(cell->gemm, cell->algorithm_idx, (const void *)operands.a,
+                              (const void *)operands.gate, (void *)product,
+                              (void *)bench->pools.workspace, bench->gpu.stream)) {
+        return false;
+    }
+    if (contestant->kind != CONTESTANT_UNFUSED) {
+        return true;
+    }
+    int32_t n = (int32_t)cell->n;
+    void *arguments[] = {&product, &operands.d, &cell->m, &n};
+    return gpu_launch(&bench->gpu, "bench_silu_mul", 8 * (int64_t)bench->description.num_sms, 256,
+                      arguments);
+}

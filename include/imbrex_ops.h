@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* imbrex: its fused kernels alone, for programs that have their own tensors. Raw device pointers,
+ * shapes and a stream; no model, no engine, no framework.
+ *
+ * A device is opened once and used by one thread at a time. It works in the primary context of its
+ * GPU, so pointers and streams of the CUDA runtime, PyTorch or JAX are usable as they are. Calls
+ * that launch are asynchronous on the caller's stream, allocate nothing, may be captured into a
+ * CUDA graph, and leave the calling thread's current context as it was. A captured launch keeps
+ * pointers and shapes, not the params struct.
+ *
+ * Statuses of all functions here: INVALID_ARGUMENT, an argument breaks the rule that the message
+ * names, nothing was launched; UNSUPPORTED, valid but not for these kernels or this GPU, nothing
+ * was launched; OUT_OF_MEMORY; DEVICE, the GPU or its driver failed, and work launched earlier may
+ * be what failed. `err` may be NULL. */
+#ifndef IMBREX_OPS_H
+#define IMBREX_OPS_H
+
+#include "imbrex.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- device ---------------------------------------------------------------------------------- */
+
+struct imbrex_device;
+
+struct imbrex_device_options {
+    /* How many descriptors of matrices (about 512 bytes each) are kept. A launch uses one for each
+     * matrix; with fewer than a program's matrices, some are encoded again at each launch. */
+    int32_t max_tensor_maps;
+    /* Launches may begin while the kernel before them on the stream ends (programmatic dependent
+     * launch); they wait for its results before they touch memory, but for weights that the caller
+     * calls settled. */
+    bool overlap_launches;
+};
+
+IMBREX_API struct imbrex_device_options imbrex_device_options_default(void);
+
+/* Opens GPU number device_idx, counted as CUDA counts them. `options` may be NULL. Nothing is
+ * compiled; kernels are loaded when first launched.
+ * UNSUPPORTED, with the reason, if this build has no CUDA kernels, there is no driver, it is older
+ * than release 580, or the GPU is not of compute capability 9.0; NOT_FOUND for a number beyond the
+ * last GPU. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_device_open(
+    int32_t device_idx, const struct imbrex_device_options *options, struct imbrex_device **device,
+    struct imbrex_error *err);
+/* Work launched through the device must have ended, and no graph that holds it may be launched
+ * again. */
+IMBREX_API void imbrex_device_close(struct imbrex_device *device);
+
+struct imbrex_device_info {
+    char name[128]; /* of the GPU */
+    int32_t device_idx;
+    int32_t compute_capability; /* 90 is 9.0 */
+    int32_t num_sms;
+    int32_t driver_version; /* of CUDA: 13000 is 13.0 */
+    int64_t l2_bytes;
+    int64_t kernel_image_bytes; /* of the kernels loaded so far */
+    int64_t kernel_load_ns;     /* what loading them took, together */
+};
+
+IMBREX_API void imbrex_device_describe(const struct imbrex_device *device,
+                                       struct imbrex_device_info *info);
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+/* How the bf16 matrix kernels want their matrices (the copy engine's rules, TMA): row-major, base
+ * addresses multiples of 16 bytes, row strides multiples of 8 elements and at least the width; the
+ * width of D a multiple of 8, that of A and the weights any where the strides allow it. Memory is
+ * the device's own, or host memory that is registered with CUDA, whole from the first element to
+ * the last; where it lies is looked at when a matrix (address, shape and strides) is new to the
+ * device. Outputs overlap no input. */
+
+/* D = silu(A · gateᵀ) * (A · upᵀ), without storing either product. silu(x) = x / (1 + exp(-x)).
+ * fp32 accumulation, one rounding at the store. Source: GLU variants, arXiv 2002.05202.
+ *
+ * Concatenated weights are told by where gate and up point: [gate; up] in one matrix w is gate = w,
+ * up = w + intermediate_size * stride; [up; gate] the other way round. No form needs a repacked
+ * copy. num_tokens = 0 does nothing. */
+struct imbrex_gemm_swiglu_params {
+    const void *a;    /* [num_tokens, hidden_size] bf16 */
+    const void *gate; /* [intermediate_size, hidden_size] bf16 */
+    const void *up;   /* [intermediate_size, hidden_size] bf16 */
+    void *d;          /* [num_tokens, intermediate_size] bf16, written; overlaps no input */
+    /* Elements from one row to the next; 0: the rows follow each other without a gap. */
+    int64_t a_stride, gate_stride, up_stride, d_stride;
+    int32_t num_tokens, hidden_size, intermediate_size;
+    /* A promise, see overlap_launches: no work on the stream that has not ended writes gate or up,
+     * so that they may be read while it ends. */
+    bool weights_settled;
+};
+
+/* D = A · Bᵀ + bias. The same kernel without its activation; num_tokens = 0 does nothing. */
+struct imbrex_gemm_params {
+    const void *a;     /* [num_tokens, in_features] bf16 */
+    const void *b;     /* [out_features, in_features] bf16 */
+    const float *bias; /* [out_features] fp32, or NULL */
+    void *d;           /* [num_tokens, out_features] bf16, written; overlaps no input */
+    int64_t a_stride, b_stride, d_stride; /* as above */
+    int32_t num_tokens, in_features, out_features;
+    bool weights_settled; /* as above, of b and bias */
+};
+
+struct imbrex_kernel_plan;
+
+/* `plan` says which kernel runs; NULL: the one that is expected to be the fastest. `stream` is a
+ * CUstream or cudaStream_t of the device's GPU; NULL is the default stream. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_gemm_swiglu(
+    struct imbrex_device *device, const struct imbrex_gemm_swiglu_params *params,
+    const struct imbrex_kernel_plan *plan, void *stream, struct imbrex_error *err);
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_gemm(struct imbrex_device *device,
+                                                          const struct imbrex_gemm_params *params,
+                                                          const struct imbrex_kernel_plan *plan,
+                                                          void *stream, struct imbrex_error *err);
+
+/* ---- choice of a kernel ---------------------------------------------------------------------- */
+
+enum imbrex_kernel_op { IMBREX_KERNEL_OP_GEMM_SWIGLU, IMBREX_KERNEL_OP_GEMM };
+
+/* A compiled kernel: one tile size and one schedule. */
+struct imbrex_kernel_variant {
+    const char *name;     /* static storage */
+    const char *schedule; /* "pingpong" or "cooperative" */
+    bool is_split;        /* for shapes that are, and only for these */
+    int32_t block_m;      /* rows of A and D in a tile */
+    int32_t block_n;      /* rows of weights in a tile; of gemm_swiglu, gate and up together */
+    int32_t num_stages;
+    int32_t shared_bytes;
+};
+
+/* The variants of an op are numbered [0, count). */
+IMBREX_API int32_t imbrex_kernel_num_variants(enum imbrex_kernel_op op);
+/* INVALID_ARGUMENT for a number outside. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_variant_describe(
+    enum imbrex_kernel_op op, int32_t variant_idx, struct imbrex_kernel_variant *variant,
+    struct imbrex_error *err);
+
+/* D[m, n] = A[m, k] · B[n, k]ᵀ without the pointers; for gemm_swiglu n is intermediate_size. */
+struct imbrex_kernel_shape {
+    enum imbrex_kernel_op op;
+    int32_t m, n, k;
+    /* gemm_swiglu: gate and up cannot be seen as one tensor: they differ in row stride or lie 2^40
+     * bytes or more apart. */
+    bool is_split;
+};
+
+/* A variant and how it is launched. */
+struct imbrex_kernel_plan {
+    int32_t variant_idx;
+    int32_t cluster_m, cluster_n; /* tiles that share the loads of weights, of A; 1, 2 or 4 */
+    int32_t group_m; /* clusters of rows that are walked before the next columns of weights */
+    /* Tiles along n, the last ones 16 rows of weights narrower so that they fit together; 0: all of
+     * block_n. */
+    int32_t num_tiles_n;
+    /* Told by imbrex_kernel_choose, not read. */
+    int32_t num_waves;  /* rounds in which all SMs take a tile */
+    double expected_us; /* of the cost model: it orders plans, and is no promise */
+};
+
+/* Whether a plan can compute a shape on this device: OK, INVALID_ARGUMENT for a plan that is none,
+ * or UNSUPPORTED with the limit that is in the way and its cause. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_check(
+    const struct imbrex_device *device, const struct imbrex_kernel_shape *shape,
+    const struct imbrex_kernel_plan *plan, struct imbrex_error *err);
+
+#define IMBREX_KERNEL_ANY_VARIANT (-1)
+
+/* The plan that is expected to be the fastest, of all or of one variant. UNSUPPORTED if there is
+ * none. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_choose(
+    const struct imbrex_device *device, const struct imbrex_kernel_shape *shape,
+    int32_t variant_idx, struct imbrex_kernel_plan *plan, struct imbrex_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* imbrex bench ops: which kernels are measured on which shapes. */
+#include "cli/bench_ops.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/command.h"
+#include "cli/output.h"
+
+static const struct bench_ops_settings bench_ops_defaults = {
+    .device = "cuda",
+    .shapes = "qwen2.5",
+    .rows = "128,256,512,1024,2048,4096,8192,16384",
+    .num_pairs = {.value = 15},
+    .replay_ms = {.value = 4.0},
+};
+
+static const struct option_choice op_choices[] = {
+    {"gemm_swiglu", IMBREX_KERNEL_OP_GEMM_SWIGLU}, {"gemm", IMBREX_KERNEL_OP_GEMM}, {NULL, 0}};
+static const struct option_choice plans_choices[] = {{"chosen", BENCH_PLANS_CHOSEN},
+                                                     {"schedules", BENCH_PLANS_SCHEDULES},
+                                                     {"all", BENCH_PLANS_ALL},
+                                                     {NULL, 0}};
+static const struct option_choice weights_choices[] = {{"gate-up", BENCH_WEIGHTS_GATE_UP},
+                                                       {"up-gate", BENCH_WEIGHTS_UP_GATE},
+                                                       {"separate", BENCH_WEIGHTS_SEPARATE},
+                                                       {NULL, 0}};
+static const struct option_choice clock_choices[] = {{"warm", BENCH_CLOCK_WARM},
+                                                     {"burst", BENCH_CLOCK_BURST},
+                                                     {"sustained", BENCH_CLOCK_SUSTAINED},
+                                                     {NULL, 0}};
+
+static const struct option_spec bench_ops_options[] = {
+    {.long_name = "device",
+     .argument = "NAME",
+     .type = OPTION_TYPE_STRING,
+     .group = "What",
+     .help = "cuda, or cuda:1 for the second GPU",
+     .offset = offsetof(struct bench_ops_settings, device)},
+    {.long_name = "op",
+     .argument = "NAME",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help = "gemm_swiglu (gate_proj, up_proj and the activation) or gemm (down_proj)",
+     .choices = op_choices,
+     .offset = offsetof(struct bench_ops_settings, op)},
+    {.long_name = "shapes",
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "What",
+     .help = "qwen2.5 (its seven models), some of them (7B,72B), or HxI: hidden_size x "
+             "intermediate_size",
+     .offset = offsetof(struct bench_ops_settings, shapes)},
+    {.long_name = "m",
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "What",
+     .help = "numbers of tokens",
+     .offset = offsetof(struct bench_ops_settings, rows)},
+    {.long_name = "plans",
+     .argument = "KIND",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help =
+         "chosen: the kernel that the library chooses; schedules: the best of each too, and with "
+         "tiles of one width; all: "
+         "every variant and cluster that is not expected to be far slower",
+     .choices = plans_choices,
+     .offset = offsetof(struct bench_ops_settings, plans)},
+    {.long_name = "weights",
+     .argument = "ORDER",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help = "where gate and up lie: gate-up and up-gate are one matrix, separate is two",
+     .choices = weights_choices,
+     .offset = offsetof(struct bench_ops_settings, weights)},
+    {.long_name = "numerics",
+     .type = OPTION_TYPE_FLAG,
+     .group = "What",
+     .help =
+         "no times, but how many results lie more than one bf16 ulp from the fp64 reference, at "
+         "input scales 0.3, 1, 3 and 10, beside other ways to compute them",
+     .offset = offsetof(struct bench_ops_settings, numerics)},
+    {.long_name = "pairs",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "How",
+     .help = "times that all contestants run, one after the other",
+     .min = 1,
+     .max = 1000,
+     .offset = offsetof(struct bench_ops_settings, num_pairs)},
+    {.long_name = "replay-ms",
+     .argument = "MS",
+     .type = OPTION_TYPE_REAL,
+     .group = "How",
+     .help = "about how long one measurement is: calls on rotating inputs in a CUDA graph",
+     .min = 0.01,
+     .max = 1000,
+     .offset = offsetof(struct bench_ops_settings, replay_ms)},
+    {.long_name = "clock",
+     .argument = "STATE",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "How",
+     .help = "warm: cells follow each other; burst: a second of rest before each pair, which is at "
+             "most 10 ms long; sustained: after three seconds of work",
+     .choices = clock_choices,
+     .offset = offsetof(struct bench_ops_settings, clock)},
+    {.long_name = "energy-ms",
+     .argument = "MS",
+     .type = OPTION_TYPE_REAL,
+     .group = "How",
+     .help = "then run each contestant alone for so long and read the energy counter; 0: not",
+     .min = 0,
+     .max = 60000,
+     .offset = offsetof(struct bench_ops_settings, energy_ms)},
+    {.long_name = "group-m",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "How",
+     .help = "clusters of rows that are walked before the next columns",
+     .default_text = "chosen for each plan",
+     .min = 1,
+     .max = 1 << 20,
+     .offset = offsetof(struct bench_ops_settings, group_m)},
+    {.long_name = "no-overlap",
+     .type = OPTION_TYPE_FLAG,
+     .group = "How",
+     .help = "kernels start when the one before them has ended",
+     .offset = offsetof(struct bench_ops_settings, no_overlap)},
+    {.long_name = "cublaslt",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "How",
+     .help = "the library to measure against",
+     .default_text = "libcublasLt.so.13",
+     .offset = offsetof(struct bench_ops_settings, cublaslt)},
+    {.long_name = "output",
+     .short_name = 'o',
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "How",
+     .help = "write everything as JSON too",
+     .default_text = "none",
+     .offset = offsetof(struct bench_ops_settings, output)},
+};
+
+/* Source: config.json of Qwen/Qwen2.5-*. */
+static const struct bench_shape qwen2_5_shapes[] = {
+    {"0.5B", 896, 4864},  {"1.5B", 1536, 8960}, {"3B", 2048, 11008},  {"7B", 3584, 18944},
+    {"14B", 5120, 13824}, {"32B", 5120, 27648}, {"72B", 8192, 29568},
+};
+#define NUM_QWEN2_5_SHAPES (int)(sizeof(qwen2_5_shapes) / sizeof(qwen2_5_shapes[0]))
+
+#define MAX_SIDE (1 << 24)
+
+/* A whole number in [1, MAX_SIDE]; *end is behind it. */
+static bool parse_side(const char *text, const char **end, int32_t *side)
+{
+    char *after = NULL;
+    errno = 0;
+    long value = strtol(text, &after, 10);
+    if (after == text || errno != 0 || value < 1 || value > MAX_SIDE) {
+        return false;
+    }
+    *end = after;
+    *side = (int32_t)value;
+    return true;
+}
+
+static bool add_shape(struct bench_ops_cells *cells, const struct bench_shape *shape)
+{
+    if (cells->num_shapes == BENCH_MAX_SHAPES) {
+        output_error("bench ops: --shapes: expected at most %d", BENCH_MAX_SHAPES);
+        return false;
+    }
+    cells->shapes[cells->num_shapes++] = *shape;
+    return true;
+}
+
+static bool parse_shape(const char *word, struct bench_ops_cells *cells)
+{
+    struct bench_shape shape = {.name = ""};
+    const char *end = NULL;
+
+    if (strcmp(word, "qwen2.5") == 0) {
+        for (int i = 0; i < NUM_QWEN2_5_SHAPES; i++) {
+            if (!add_shape(cells, &qwen2_5_shapes[i])) {
+                return false;
+            }
+        }
+        return true;
+    }
+    for (int i = 0; i < NUM_QWEN2_5_SHAPES; i++) {
+        if (strcmp(word, qwen2_5_shapes[i].name) == 0) {
+            return add_shape(cells, &qwen2_5_shapes[i]);
+        }
+    }
+    if (!parse_side(word, &end, &shape.hidden_size) || *end != 'x' ||
+        !parse_side(end + 1, &end, &shape.intermediate_size) || *end != '\0') {
+        output_error("bench ops: --shapes: expected qwen2.5, one of its models (7B), or two whole "
+                     "numbers (3584x18944), found \"%s\"",
+                     word);
+        return false;
+    }
+    snprintf(shape.name, sizeof(shape.name), "%dx%d", (int)shape.hidden_size,
+             (int)shape.intermediate_size);
+    return add_shape(cells, &shape);
+}
+
+static bool parse_rows(const char *word, struct bench_ops_cells *cells)
+{
+    const char *end = NULL;
+    int32_t rows = 0;
+    if (!parse_side(word, &end, &rows) || *end != '\0') {
+        output_error("bench ops: --m: expected whole numbers from 1 to %d, found \"%s\"", MAX_SIDE,
+                     word);
+        return false;
+    }
+    if (cells->num_rows == BENCH_MAX_ROWS) {
+        output_error("bench ops: --m: expected at most %d numbers", BENCH_MAX_ROWS);
+        return false;
+    }
+    cells->rows[cells->num_rows++] = rows;
+    return true;
+}
+
+/* Calls `parse` on the words between commas. */
+static int parse_list(const char *list, bool (*parse)(const char *, struct bench_ops_cells *),
+                      struct bench_ops_cells *cells)
+{
+    char *copy = strdup(list), *rest = copy;
+    bool is_ok = true;
+    if (copy == NULL) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
+    while (is_ok && rest != NULL) {
+        char *word = strsep(&rest, ",");
+        is_ok = parse(word, cells);
+    }
+    free(copy);
+    return is_ok ? EXIT_CODE_OK : EXIT_CODE_INPUT;
+}
+
+static int parse_device(const char *name, int32_t *device_idx)
+{
+    const char *end = NULL;
+    int32_t above = 0;
+    *device_idx = 0;
+    if (strcmp(name, "cuda") == 0 || strcmp(name, "cuda:0") == 0) {
+        return EXIT_CODE_OK;
+    }
+    if (strncmp(name, "cuda:", 5) == 0 && parse_side(name + 5, &end, &above) && *end == '\0') {
+        *device_idx = above;
+        return EXIT_CODE_OK;
+    }
+    output_error("bench ops: --device: expected cuda or cuda:N, found \"%s\"", name);
+    return EXIT_CODE_INPUT;
+}
+
+static int run(const void *settings_bytes, const char *model)
+{
+    const struct bench_ops_settings *settings = settings_bytes;
+    struct bench_ops_cells cells = {0};
+
+    if (model != NULL) {
+        output_error("bench ops: expected no model, found \"%s\"; see imbrex help bench ops",
+                     model);
+        return EXIT_CODE_INPUT;
+    }
+    int exit_code = parse_device(settings->device, &cells.device_idx);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = parse_list(settings->shapes, parse_shape, &cells);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = parse_list(settings->rows, parse_rows, &cells);
+    }
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+#if IMBREX_CUDA
+    return bench_ops_cuda(settings, &cells);
+#else
+    output_error("bench ops: this program was built without the CUDA toolkit");
+    return EXIT_CODE_FAILURE;
+#endif
+}
+
+const struct command bench_ops = {
+    .name = "bench ops",
+    .synopsis = "[options]",
+    .summary = "the kernels, beside other libraries",
+    .description =
+        "Proves kernels against a reference in double precision, then times them beside cuBLASLt: "
+        "its bare GEMM, and its GEMM followed by one activation kernel. All run in one process, "
+        "one "
+        "after the other, on random inputs that rotate through more memory than the L2 cache "
+        "holds; figures are medians, with the 10th and 90th percentile beside them.",
+    .examples = "  imbrex bench ops -o bench/results/2026-11-29-h200-gemm_swiglu.json\n"
+                "  imbrex bench ops --op gemm --shapes 7B --m 512,4096 -o down_proj.json\n"
+                "  imbrex bench ops --shapes 72B --m 4096 --clock burst\n",
+    .options = {bench_ops_options, sizeof(bench_ops_options) / sizeof(bench_ops_options[0])},
+    .defaults = &bench_ops_defaults,
+    .settings_bytes = sizeof(bench_ops_defaults),
+    .run = run,
+};

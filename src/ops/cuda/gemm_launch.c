@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Launches of the matrix kernels: every rule that a kernel relies on is checked here and named when
+ * it is broken, because a kernel that runs on wrong numbers ends the whole context. */
+#include "ops/cuda/gemm_launch.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "ops/cuda/kernels/gemm_swiglu_params.h"
+
+#define BF16_BYTES 2
+#define TMA_ALIGNMENT 16 /* bytes, of base addresses and strides */
+#define TMA_STRIDE_LIMIT (INT64_C(1) << 40)
+#define TMA_BOX_ROWS 16 /* of D, that one warp stores at a time */
+#define TMA_BOX_COLUMNS 64
+#define ALL_WIDE (1 << 28) /* more tiles along n than there can be */
+#define STRIDE_ELEMENTS (TMA_ALIGNMENT / BF16_BYTES)
+
+/* A matrix argument of an op. */
+struct operand {
+    const char *name; /* "gemm_swiglu: gate" */
+    const void *base;
+    int64_t num_rows, num_columns;
+    int64_t stride; /* elements */
+};
+
+static int64_t operand_bytes(const struct operand *operand)
+{
+    return ((operand->num_rows - 1) * operand->stride + operand->num_columns) * BF16_BYTES;
+}
+
+static enum imbrex_status check_side(const char *name, int32_t side, int32_t least,
+                                     struct imbrex_error *err)
+{
+    if (side < least) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected at least %d, found %d",
+                         name, (int)least, (int)side);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+/* Fills in the stride of rows without gaps. */
+static enum imbrex_status check_operand(struct operand *operand, struct imbrex_error *err)
+{
+    if (operand->stride == 0) {
+        operand->stride = operand->num_columns;
+    }
+    if (operand->base == NULL) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected an address, found NULL",
+                         operand->name);
+    }
+    if ((uintptr_t)operand->base % TMA_ALIGNMENT != 0) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "%s: expected an address that is a multiple of %d bytes, found %p",
+                         operand->name, TMA_ALIGNMENT, operand->base);
+    }
+    if (operand->stride < operand->num_columns) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "%s: expected a row stride of at least its %" PRId64
+                         " columns, found %" PRId64,
+                         operand->name, operand->num_columns, operand->stride);
+    }
+    if (operand->stride % STRIDE_ELEMENTS != 0) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "%s: expected a row stride that is a multiple of %d elements (%d bytes, "
+                         "TMA), found %" PRId64,
+                         operand->name, STRIDE_ELEMENTS, TMA_ALIGNMENT, operand->stride);
+    }
+    if (operand->stride >= TMA_STRIDE_LIMIT / BF16_BYTES) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: expected a row stride below 2^40 bytes (TMA), found %" PRId64
+                         " elements",
+                         operand->name, operand->stride);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+/* Whether two matrices have an element in common. Of two column ranges of one wider matrix the
+ * bytes interleave and the elements do not. */
+static bool operands_overlap(const struct operand *a, const struct operand *b)
+{
+    uint64_t a_base = (uint64_t)(uintptr_t)a->base, b_base = (uint64_t)(uintptr_t)b->base;
+    if (a_base > b_base) {
+        return operands_overlap(b, a);
+    }
+    if (b_base - a_base >= (uint64_t)operand_bytes(a)) {
+        return false;
+    }
+    if (a->stride != b->stride) {
+        return true;
+    }
+    int64_t offset = (int64_t)((b_base - a_base) / BF16_BYTES) % a->stride;
+    return offset < a->num_columns || offset + b->num_columns > a->stride;
+}
+
+static enum imbrex_status check_overlap(const struct operand *output, const struct operand *input,
+                                        struct imbrex_error *err)
+{
+    if (operands_overlap(output, input)) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "%s: expected memory of its own, found it overlapping %s", output->name,
+                         input->name);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+/* One end of a matrix. The driver knows nothing of addresses that it did not hand out. */
+static enum imbrex_status check_address(const struct imbrex_device *device, const char *name,
+                                        const char *end, uint64_t address, struct imbrex_error *err)
+{
+    unsigned int memory_type = 0;
+    int ordinal = -1;
+    unsigned int is_managed = 0;
+    CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                        CU_POINTER_ATTRIBUTE_IS_MANAGED};
+    void *values[] = {&memory_type, &ordinal, &is_managed};
+
+    TRY(DRIVER_CALL(&device->driver, err, pointer_get_attributes,
+                    sizeof(attributes) / sizeof(attributes[0]), attributes, values,
+                    (CUdeviceptr)address));
+    if (memory_type != CU_MEMORYTYPE_DEVICE && memory_type != CU_MEMORYTYPE_HOST) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "%s: expected memory of the GPU, found its %s byte, 0x%" PRIx64
+                         ", in memory that CUDA does not know",
+                         name, end, address);
+    }
+    if (memory_type == CU_MEMORYTYPE_DEVICE && is_managed == 0 &&
+        ordinal != device->description.device_idx) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "%s: expected memory of device %d, found its %s byte on device %d", name,
+                         (int)device->description.device_idx, end, ordinal);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+/* Both ends, because a range may be made of several allocations. */
+static enum imbrex_status check_memory(const struct imbrex_device *device, const char *name,
+                                       const void *base, int64_t num_bytes,
+                                       struct imbrex_error *err)
+{
+    uint64_t first = (uint64_t)(uintptr_t)base;
+    TRY(check_address(device, name, "first", first, err));
+    return check_address(device, name, "last", first + (uint64_t)num_bytes - 1, err);
+}
+
+/* The driver's special handles are streams of whatever context is current: ours. A stream that is
+ * being captured may not be asked; on another GPU's the launch itself fails. */
+static enum imbrex_status check_stream(const struct imbrex_device *device, CUstream stream,
+                                       struct imbrex_error *err)
+{
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUdevice gpu = -1;
+
+    if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
+        return IMBREX_STATUS_OK;
+    }
+    TRY(DRIVER_CALL(&device->driver, err, stream_is_capturing, stream, &capture));
+    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+        return IMBREX_STATUS_OK;
+    }
+    TRY(DRIVER_CALL(&device->driver, err, stream_get_device, stream, &gpu));
+    if (gpu != device->gpu) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "stream: expected one of device %d, found one of device %d",
+                         (int)device->description.device_idx, (int)gpu);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+/* The descriptor of a view of an operand; the memory of a view that is new is looked at first. */
+static enum imbrex_status find_map(struct imbrex_device *device, const struct tensor_map_key *key,
+                                   const struct operand *const *operands, int num_operands,
+                                   CUtensorMap *map, struct imbrex_error *err)
+{
+    const CUtensorMap *found = tensor_map_find(&device->maps, key);
+    if (found == NULL) {
+        for (int i = 0; i < num_operands; i++) {
+            TRY(check_memory(device, operands[i]->name, operands[i]->base,
+                             operand_bytes(operands[i]), err));
+        }
+        TRY(tensor_map_add(&device->maps, &device->driver, key, &found, err));
+    }
+    *map = *found;
+    return IMBREX_STATUS_OK;
+}
+
+/* A whole matrix, from which boxes of box_columns x box_rows are copied. */
+static enum imbrex_status find_matrix_map(struct imbrex_device *device,
+                                          const struct operand *operand, int32_t box_columns,
+                                          int32_t box_rows, CUtensorMapSwizzle swizzle,
+                                          CUtensorMapL2promotion l2_promotion, CUtensorMap *map,
+                                          struct imbrex_error *err)
+{
+    struct tensor_map_key key;
+    memset(&key, 0, sizeof(key));
+    key.base = (uint64_t)(uintptr_t)operand->base;
+    key.rank = 2;
+    key.dims[0] = (uint64_t)operand->num_columns;
+    key.dims[1] = (uint64_t)operand->num_rows;
+    key.strides[0] = (uint64_t)operand->stride * BF16_BYTES;
+    key.box[0] = (uint32_t)box_columns;
+    key.box[1] = (uint32_t)box_rows;
+    key.swizzle = swizzle;
+    key.l2_promotion = l2_promotion;
+    return find_map(device, &key, &operand, 1, map, err);
+}
+
+/* Gate and up as one tensor [rows / 8][gate or up][8 rows][columns], so that a box holds rows of
+ * both interleaved by 8. Which of the two comes first is where the lower address is. */
+static enum imbrex_status find_pair_map(struct imbrex_device *device, const struct operand *gate,
+                                        const struct operand *up, int32_t share, CUtensorMap *map,
+                                        int32_t *up_first, struct imbrex_error *err)
+{
+    const struct operand *operands[2] = {gate, up};
+    bool is_up_first = (uintptr_t)up->base < (uintptr_t)gate->base;
+    const struct operand *first = is_up_first ? up : gate, *second = is_up_first ? gate : up;
+    struct tensor_map_key key;
+    memset(&key, 0, sizeof(key));
+    key.base = (uint64_t)(uintptr_t)first->base;
+    key.rank = 4;
+    key.dims[0] = (uint64_t)first->num_columns;
+    key.dims[1] = TILE_PAIR_ROWS;
+    key.dims[2] = 2;
+    key.dims[3] = (uint64_t)first->num_rows / TILE_PAIR_ROWS;
+    key.strides[0] = (uint64_t)first->stride * BF16_BYTES;
+    key.strides[1] = (uint64_t)(uintptr_t)second->base - key.base;
+    key.strides[2] = key.strides[0] * TILE_PAIR_ROWS;
+    key.box[0] = GEMM_TILE_BLOCK_K;
+    key.box[1] = TILE_PAIR_ROWS;
+    key.box[2] = 2;
+    key.box[3] = (uint32_t)share;
+    key.swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
+    key.l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+    *up_first = is_up_first ? 1 : 0;
+    return find_map(device, &key, operands, 2, map, err);
+}
+
+static bool is_pair(const struct operand *gate, const struct operand *up)
+{
+    uint64_t gate_base = (uint64_t)(uintptr_t)gate->base, up_base = (uint64_t)(uintptr_t)up->base;
+    uint64_t distance = gate_base < up_base ? up_base - gate_base : gate_base - up_base;
+    return gate->stride == up->stride && distance > 0 && distance < (uint64_t)TMA_STRIDE_LIMIT &&
+           gate->stride < TMA_STRIDE_LIMIT / (BF16_BYTES * TILE_PAIR_ROWS);
+}
+
+/* What a product is, whichever op it belongs to. */
+struct product {
+    struct tile_problem problem;
+    struct operand a, b, up, d; /* b: gate in gemm_swiglu; up: there alone */
+    const float *bias;
+    const char *bias_name;
+    bool weights_settled;
+};
+
+static enum imbrex_status fill_weight_maps(struct imbrex_device *device,
+                                           const struct product *product,
+                                           const struct kernel_variant *kernel,
+                                           const struct tile_plan *plan,
+                                           struct gemm_tile_params *params,
+                                           struct imbrex_error *err)
+{
+    int32_t num_pieces = kernel->block_n / TILE_PIECE_ROWS;
+    int32_t share = (num_pieces + plan->cluster_m - 1) / plan->cluster_m;
+
+    switch (kernel->form) {
+    case TILE_FORM_PAIR:
+        return find_pair_map(device, &product->b, &product->up, share, &params->b,
+                             &params->up_first, err);
+    case TILE_FORM_SPLIT:
+        TRY(find_matrix_map(device, &product->b, GEMM_TILE_BLOCK_K, TILE_PAIR_ROWS * share,
+                            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                            &params->b, err));
+        return find_matrix_map(device, &product->up, GEMM_TILE_BLOCK_K, TILE_PAIR_ROWS * share,
+                               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                               &params->up, err);
+    case TILE_FORM_PLAIN:
+        break;
+    }
+    return find_matrix_map(device, &product->b, GEMM_TILE_BLOCK_K, TILE_PIECE_ROWS * share,
+                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                           &params->b, err);
+}
+
+/* The rest of a tile's columns beyond whole boxes takes the widest swizzle that divides it. */
+static CUtensorMapSwizzle rest_swizzle(int32_t rest)
+{
+    return rest == 32   ? CU_TENSOR_MAP_SWIZZLE_64B
+           : rest == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
+                        : CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
+static enum imbrex_status fill_params(struct imbrex_device *device, const struct product *product,
+                                      const struct tile_plan *plan, const struct tile_grid *grid,
+                                      struct gemm_tile_params *params, struct imbrex_error *err)
+{
+    const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+    int32_t rest = tile_columns(kernel) % TMA_BOX_COLUMNS;
+    bool is_mixed = grid->num_wide < grid->num_tiles_n;
+    int32_t narrow_rest = (tile_columns(kernel) - tile_piece_columns(kernel)) % TMA_BOX_COLUMNS;
+
+    TRY(find_matrix_map(device, &product->a, GEMM_TILE_BLOCK_K, kernel->block_m / plan->cluster_n,
+                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, &params->a,
+                        err));
+    TRY(fill_weight_maps(device, product, kernel, plan, params, err));
+    if (tile_columns(kernel) >= TMA_BOX_COLUMNS) {
+        TRY(find_matrix_map(device, &product->d, TMA_BOX_COLUMNS, TMA_BOX_ROWS,
+                            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, &params->d,
+                            err));
+    }
+    if (rest != 0) {
+        TRY(find_matrix_map(device, &product->d, rest, TMA_BOX_ROWS, rest_swizzle(rest),
+                            CU_TENSOR_MAP_L2_PROMOTION_NONE, &params->d_rest, err));
+    }
+    if (narrow_rest != 0 && is_mixed) {
+        TRY(find_matrix_map(device, &product->d, narrow_rest, TMA_BOX_ROWS,
+                            rest_swizzle(narrow_rest), CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                            &params->d_rest_narrow, err));
+    }
+    if (product->bias != NULL) {
+        TRY(check_memory(device, product->bias_name, product->bias,
+                         (int64_t)sizeof(float) * product->problem.columns, err));
+    }
+    params->bias = product->bias;
+    params->num_k_blocks =
+        (int32_t)(((int64_t)product->problem.k + GEMM_TILE_BLOCK_K - 1) / GEMM_TILE_BLOCK_K);
+    params->num_blocks_m = (int32_t)grid->num_blocks_m;
+    params->num_blocks_n = (int32_t)grid->num_blocks_n;
+    params->group_m = plan->group_m;
+    params->num_columns = product->problem.columns;
+    /* A cluster may reach beyond the last tile: there too, no tile is narrow if none is. */
+    params->num_wide = is_mixed ? (int32_t)grid->num_wide : ALL_WIDE;
+    params->cluster_m = plan->cluster_m;
+    params->cluster_n = plan->cluster_n;
+    params->weights_settled = product->weights_settled && device->overlap_launches ? 1 : 0;
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status launch_entered(struct imbrex_device *device,
+                                         const struct product *product,
+                                         const struct tile_plan *plan, CUstream stream,
+                                         struct imbrex_error *err)
+{
+    const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+    struct tile_machine machine = cuda_device_machine(device);
+    struct tile_grid grid = tile_grid_of(&machine, &product->problem, plan);
+    unsigned int cluster_size = (unsigned int)(plan->cluster_m * plan->cluster_n);
+    struct gemm_tile_params params;
+    CUfunction function = NULL;
+
+    memset(&params, 0, sizeof(params));
+    TRY(check_stream(device, stream, err));
+    TRY(fill_params(device, product, plan, &grid, &params, err));
+    TRY(cuda_device_function(device, plan->kernel_idx, &function, err));
+
+    CUlaunchAttribute attributes[2] = {
+        {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+         .value.clusterDim = {.x = cluster_size, .y = 1, .z = 1}},
+        {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+         .value.programmaticStreamSerializationAllowed = 1},
+    };
+    CUlaunchConfig config = {
+        .gridDimX = (unsigned int)grid.num_clusters * cluster_size,
+        .gridDimY = 1,
+        .gridDimZ = 1,
+        .blockDimX = GEMM_TILE_THREADS,
+        .blockDimY = 1,
+        .blockDimZ = 1,
+        .sharedMemBytes = (unsigned int)kernel->shared_bytes,
+        .hStream = stream,
+        .attrs = attributes,
+        .numAttrs = device->overlap_launches ? 2 : 1,
+    };
+    void *arguments[] = {&params};
+    return DRIVER_CALL(&device->driver, err, launch_kernel_ex, &config, function, arguments, NULL);
+}
+
+/* The plan of the caller, checked, or the one that was or is now chosen. */
+static enum imbrex_status find_plan(struct imbrex_device *device, enum imbrex_kernel_op op,
+                                    const struct tile_problem *problem,
+                                    const struct imbrex_kernel_plan *asked, struct tile_plan *plan,
+                                    struct imbrex_error *err)
+{
+    struct tile_machine machine = cuda_device_machine(device);
+
+    if (asked != NULL) {
+        struct tile_plan tile;
+        TRY(kernel_plan_tile(op, asked, &tile, err));
+        TRY(tile_check(&machine, problem, &tile, err));
+        *plan = tile;
+        return IMBREX_STATUS_OK;
+    }
+    uint32_t hash = (uint32_t)problem->m * 2654435761u ^ (uint32_t)problem->columns * 2246822519u ^
+                    (uint32_t)problem->k * 3266489917u ^ (uint32_t)problem->form;
+    struct tile_choice_entry *entry = &device->choices[(hash >> 16) % NUM_TILE_CHOICES];
+    if (entry->problem.m != problem->m || entry->problem.columns != problem->columns ||
+        entry->problem.k != problem->k || entry->problem.form != problem->form) {
+        struct tile_choice_entry chosen = {.problem = *problem};
+        int32_t begin, end;
+        kernel_table_range(op, &begin, &end);
+        TRY(tile_choose(&machine, problem, begin, end, &chosen.plan, err));
+        *entry = chosen;
+    }
+    *plan = entry->plan;
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status launch(struct imbrex_device *device, enum imbrex_kernel_op op,
+                                 const struct product *product,
+                                 const struct imbrex_kernel_plan *asked, void *stream,
+                                 struct imbrex_error *err)
+{
+    struct tile_plan plan;
+
+    TRY(find_plan(device, op, &product->problem, asked, &plan, err));
+    TRY(cuda_device_enter(device, err));
+    return cuda_device_leave(device, launch_entered(device, product, &plan, stream, err), err);
+}
+
+enum imbrex_status imbrex_gemm_swiglu(struct imbrex_device *device,
+                                      const struct imbrex_gemm_swiglu_params *params,
+                                      const struct imbrex_kernel_plan *plan, void *stream,
+                                      struct imbrex_error *err)
+{
+    int32_t m = params->num_tokens, k = params->hidden_size, n = params->intermediate_size;
+    struct product product = {
+        .a = {"gemm_swiglu: a", params->a, m, k, params->a_stride},
+        .b = {"gemm_swiglu: gate", params->gate, n, k, params->gate_stride},
+        .up = {"gemm_swiglu: up", params->up, n, k, params->up_stride},
+        .d = {"gemm_swiglu: d", params->d, m, n, params->d_stride},
+        .weights_settled = params->weights_settled,
+    };
+
+    TRY(check_side("gemm_swiglu: num_tokens", m, 0, err));
+    TRY(check_side("gemm_swiglu: hidden_size", k, 1, err));
+    TRY(check_side("gemm_swiglu: intermediate_size", n, 1, err));
+    if (m == 0) {
+        return IMBREX_STATUS_OK;
+    }
+    TRY(check_operand(&product.a, err));
+    TRY(check_operand(&product.b, err));
+    TRY(check_operand(&product.up, err));
+    TRY(check_operand(&product.d, err));
+    TRY(check_overlap(&product.d, &product.a, err));
+    TRY(check_overlap(&product.d, &product.b, err));
+    TRY(check_overlap(&product.d, &product.up, err));
+    product.problem = (struct tile_problem){
+        .form = is_pair(&product.b, &product.up) ? TILE_FORM_PAIR : TILE_FORM_SPLIT,
+        .m = m,
+        .columns = n,
+        .k = k,
+    };
+    return launch(device, IMBREX_KERNEL_OP_GEMM_SWIGLU, &product, plan, stream, err);
+}
+
+enum imbrex_status imbrex_gemm(struct imbrex_device *device,
+                               const struct imbrex_gemm_params *params,
+                               const struct imbrex_kernel_plan *plan, void *stream,
+                               struct imbrex_error *err)
+{
+    int32_t m = params->num_tokens, k = params->in_features, n = params->out_features;
+    struct product product = {
+        .problem = {.form = TILE_FORM_PLAIN, .m = m, .columns = n, .k = k},
+        .a = {"gemm: a", params->a, m, k, params->a_stride},
+        .b = {"gemm: b", params->b, n, k, params->b_stride},
+        .d = {"gemm: d", params->d, m, n, params->d_stride},
+        .bias = params->bias,
+        .bias_name = "gemm: bias",
+        .weights_settled = params->weights_settled,
+    };
+
+    TRY(check_side("gemm: num_tokens", m, 0, err));
+    TRY(check_side("gemm: in_features", k, 1, err));
+    TRY(check_side("gemm: out_features", n, 1, err));
+    if (m == 0) {
+        return IMBREX_STATUS_OK;
+    }
+    TRY(check_operand(&product.a, err));
+    TRY(check_operand(&product.b, err));
+    TRY(check_operand(&product.d, err));
+    TRY(check_overlap(&product.d, &product.a, err));
+    TRY(check_overlap(&product.d, &product.b, err));
+    if (params->bias != NULL && (uintptr_t)params->bias % sizeof(float) != 0) {
+        return error_set(
+            err, IMBREX_STATUS_INVALID_ARGUMENT,
+            "gemm: bias: expected an address that is a multiple of %zu bytes, found %p",
+            sizeof(float), (const void *)params->bias);
+    }
+    return launch(device, IMBREX_KERNEL_OP_GEMM, &product, plan, stream, err);
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The compiled kernels, embedded in the library: one fatbin for each file of kernels. */
+#ifndef IMBREX_OPS_CUDA_KERNEL_IMAGE_H
+#define IMBREX_OPS_CUDA_KERNEL_IMAGE_H
+
+#include <stddef.h>
+
+/* X(name): src/ops/cuda/kernels/<name>.cu */
+#define KERNEL_IMAGE_LIST(X)   \
+    X(gemm_swiglu_pingpong)    \
+    X(gemm_swiglu_cooperative) \
+    X(gemm_swiglu_split)       \
+    X(gemm)
+
+enum kernel_image {
+#define KERNEL_IMAGE_ENUM(name) KERNEL_IMAGE_##name,
+    KERNEL_IMAGE_LIST(KERNEL_IMAGE_ENUM)
+#undef KERNEL_IMAGE_ENUM
+        KERNEL_IMAGE_COUNT
+};
+
+/* Static storage. */
+const unsigned char *kernel_image_bytes(enum kernel_image image, size_t *num_bytes);
+const char *kernel_image_name(enum kernel_image image);
+
+#endif

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The host's table of compiled kernels, from the same list that nvcc makes them of. */
+#ifndef IMBREX_OPS_CUDA_KERNEL_TABLE_H
+#define IMBREX_OPS_CUDA_KERNEL_TABLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "imbrex_ops.h"
+#include "ops/cuda/kernel_image.h"
+
+/* How the weights reach a kernel; see kernels/gemm_swiglu_params.h. */
+enum tile_form {
+    TILE_FORM_PAIR,  /* gate and up interleaved by 8 rows out of one view of both */
+    TILE_FORM_SPLIT, /* gate and up through a tensor map each */
+    TILE_FORM_PLAIN, /* one matrix, no activation */
+};
+
+enum tile_schedule { TILE_SCHEDULE_pingpong, TILE_SCHEDULE_cooperative };
+
+struct kernel_variant {
+    const char *name; /* the symbol */
+    enum kernel_image image;
+    enum tile_form form;
+    enum tile_schedule schedule;
+    int32_t block_m, block_n, num_stages, num_slots;
+    int32_t shared_bytes;
+    size_t params_bytes;
+};
+
+/* Kernels of all ops, [0, kernel_table_count()). */
+int32_t kernel_table_count(void);
+const struct kernel_variant *kernel_table_at(int32_t kernel_idx);
+/* The kernels of an op are [*begin, *end) of the table; none for an op that does not exist. */
+void kernel_table_range(enum imbrex_kernel_op op, int32_t *begin, int32_t *end);
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel API of a library that was built without the CUDA toolkit: it says so. */
+#include "base/status.h"
+#include "imbrex_ops.h"
+
+static enum imbrex_status report_absent(struct imbrex_error *err)
+{
+    return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                     "CUDA: this library was built without the CUDA toolkit");
+}
+
+struct imbrex_device_options imbrex_device_options_default(void)
+{
+    return (struct imbrex_device_options){.max_tensor_maps = 1024, .overlap_launches = true};
+}
+
+enum imbrex_status imbrex_device_open(int32_t device_idx,
+                                      const struct imbrex_device_options *options,
+                                      struct imbrex_device **device, struct imbrex_error *err)
+{
+    (void)device_idx;
+    (void)options;
+    (void)device;
+    return report_absent(err);
+}
+
+/* No device can be open: what follows is called only with a pointer that came from elsewhere. */
+void imbrex_device_close(struct imbrex_device *device)
+{
+    (void)device;
+}
+
+void imbrex_device_describe(const struct imbrex_device *device, struct imbrex_device_info *info)
+{
+    (void)device;
+    *info = (struct imbrex_device_info){.name = ""};
+}
+
+enum imbrex_status imbrex_gemm_swiglu(struct imbrex_device *device,
+                                      const struct imbrex_gemm_swiglu_params *params,
+                                      const struct imbrex_kernel_plan *plan, void *stream,
+                                      struct imbrex_error *err)
+{
+    (void)device;
+    (void)params;
+    (void)plan;
+    (void)stream;
+    return report_absent(err);
+}
+
+enum imbrex_status imbrex_gemm(struct imbrex_device *device,
+                               const struct imbrex_gemm_params *params,
+                               const struct imbrex_kernel_plan *plan, void *stream,
+                               struct imbrex_error *err)
+{
+    (void)device;
+    (void)params;
+    (void)plan;
+    (void)stream;
+    return report_absent(err);
+}
+
+int32_t imbrex_kernel_num_variants(enum imbrex_kernel_op op)
+{
+    (void)op;
+    return 0;
+}
+
+enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int32_t variant_idx,
+                                                  struct imbrex_kernel_variant *variant,
+                                                  struct imbrex_error *err)
+{
+    (void)op;
+    (void)variant_idx;
+    (void)variant;
+    return report_absent(err);
+}
+
+enum imbrex_status imbrex_kernel_check(const struct imbrex_device *device,
+                                       const struct imbrex_kernel_shape *shape,
+                                       const struct imbrex_kernel_plan *plan,
+                                       struct imbrex_error *err)
+{
+    (void)device;
+    (void)shape;
+    (void)plan;
+    return report_absent(err);
+}
+
+enum imbrex_status imbrex_kernel_choose(const struct imbrex_device *device,
+                                        const struct imbrex_kernel_shape *shape,
+                                        int32_t variant_idx, struct imbrex_kernel_plan *plan,
+                                        struct imbrex_error *err)
+{
+    (void)device;
+    (void)shape;
+    (void)variant_idx;
+    (void)plan;
+    return report_absent(err);
+}
