@@ -25,14 +25,13 @@
 #define MIN_RATE 1e-6       /* a request in 11 days */
 #define MIN_SLO_MS 1e-6     /* 1 ns */
 /* What the library takes. */
-#define MAX_KV_TOKENS 1073741824
 #define MAX_RUNNING 4096
 #define MAX_STEP_TOKENS 65536
 
 struct bench_settings {
     struct engine_settings engine;
     struct option_integer num_requests, concurrency, num_choices, seed, warmup;
-    struct option_integer kv_tokens, max_running, max_step_tokens;
+    struct option_integer kv_tokens, max_running, max_step_tokens, shared_prefix;
     struct option_real rate, speed, temperature, slo_ttft_ms, slo_itl_ms;
     const char *prompt_tokens, *output_tokens, *trace, *priority_mix, *json;
     bool clip, no_batch_invariant, compare_invariant;
@@ -92,6 +91,14 @@ static const struct option_spec bench_options[] = {
      .help = "tokens to generate, in the same forms; end tokens end nothing",
      .default_text = "64",
      .offset = offsetof(struct bench_settings, output_tokens)},
+    {.long_name = "shared-prefix",
+     .argument = "LENGTH",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Load",
+     .help = "let all prompts begin with the same LENGTH ids, or be a part of them if they are "
+             "shorter",
+     .max = MAX_CONTEXT_TOKENS,
+     .offset = offsetof(struct bench_settings, shared_prefix)},
     {.long_name = "trace",
      .argument = "FILE.csv",
      .type = OPTION_TYPE_STRING,
@@ -161,6 +168,7 @@ static const struct option_spec bench_options[] = {
      .min = 2,
      .max = MAX_KV_TOKENS,
      .offset = offsetof(struct bench_settings, kv_tokens)},
+    ENGINE_OPTION_KV_POLICY(struct bench_settings, "lru; none with --compare-invariant"),
     {.long_name = "max-running",
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
@@ -245,6 +253,13 @@ static bool has_trace_times(const struct bench_settings *settings)
     return settings->trace != NULL && !settings->concurrency.given && !settings->rate.given;
 }
 
+static const char *policy_of(const struct bench_settings *settings)
+{
+    bool is_chosen = settings->compare_invariant && settings->engine.kv_policy == NULL;
+
+    return is_chosen ? "none" : engine_settings_policy(&settings->engine);
+}
+
 static int check_file_name(const char *option, const char *name)
 {
     if (name != NULL && name[0] == '\0') {
@@ -285,7 +300,14 @@ static int check_settings(const struct bench_settings *settings)
                      "found both");
         return EXIT_CODE_INPUT;
     }
-    return EXIT_CODE_OK;
+    /* The same prompts come again and again: all but the first run would find them. */
+    if (settings->compare_invariant && strcmp(policy_of(settings), "none") != 0) {
+        output_error("bench engine: --compare-invariant: expected --kv-policy none with it, found "
+                     "%s",
+                     policy_of(settings));
+        return EXIT_CODE_INPUT;
+    }
+    return engine_settings_check_policy("kv-policy", policy_of(settings));
 }
 
 /* Opened before the run: a name that cannot be written should not cost one. The old content stays
@@ -319,9 +341,11 @@ static int make_requests(struct bench_state *state)
         return load_plan_read_trace(&state->load, settings->trace, max_requests,
                                     has_trace_times(settings), seed);
     }
-    int exit_code = load_lengths_parse("prompt-tokens", settings->prompt_tokens, &prompts);
+    int exit_code =
+        load_lengths_parse("bench engine", "prompt-tokens", settings->prompt_tokens, &prompts);
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = load_lengths_parse("output-tokens", settings->output_tokens, &outputs);
+        exit_code =
+            load_lengths_parse("bench engine", "output-tokens", settings->output_tokens, &outputs);
     }
     if (exit_code == EXIT_CODE_OK) {
         size_t count =
@@ -346,6 +370,7 @@ static int make_load(struct bench_state *state)
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
+    state->load.shared_prefix = (int32_t)settings->shared_prefix.value;
     if (settings->rate.given) {
         load_plan_draw_arrivals(&state->load, settings->rate.value);
     } else if (settings->concurrency.given) {
@@ -405,6 +430,7 @@ static int make_warmup(struct bench_state *state)
         .concurrency =
             load->concurrency > 0 ? load->concurrency : (int64_t)state->report.plan.max_running,
         .seed = load->seed + 1,
+        .shared_prefix = load->shared_prefix,
     };
     if (state->warmup.requests == NULL) {
         output_error("out of memory");
@@ -492,6 +518,7 @@ static int choose_engine_options(struct bench_state *state, struct imbrex_engine
     options->max_running = (int32_t)settings->max_running.value;
     options->max_step_tokens = (int32_t)settings->max_step_tokens.value;
     options->batch_invariant = !settings->no_batch_invariant;
+    options->kv_policy = policy_of(settings);
     int64_t most_at_once = load->concurrency > 0 ? load->concurrency : (int64_t)load->count;
     if (most_at_once > MAX_WAITING) {
         most_at_once = MAX_WAITING;
@@ -707,6 +734,7 @@ static void choose_report(struct bench_state *state)
     report->speed = settings->speed.value;
     report->num_warmup = settings->warmup.value;
     report->batch_invariant = !settings->no_batch_invariant;
+    report->kv_policy = policy_of(settings);
 }
 
 static int bench(struct bench_state *state, const char *model)

@@ -4,6 +4,7 @@
 
 static const struct command *const bench_commands[] = {
     &bench_engine,
+    &bench_kv,
     &bench_ops,
     NULL,
 };
@@ -14,6 +15,7 @@ const struct command command_bench = {
     .summary = "measure speed",
     .description = "Measures how fast this machine is with a model, or with the kernels alone.",
     .examples = "  imbrex bench engine --requests 32 --concurrency 4\n"
+                "  imbrex bench kv --sessions 32 --policy lru,lfu,predictive\n"
                 "  imbrex bench ops --op gemm_swiglu --m 128,4096\n"
                 "  imbrex help bench engine\n",
     .subcommands = bench_commands,

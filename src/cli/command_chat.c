@@ -39,6 +39,8 @@ static const struct option_spec chat_options[] = {
     GENERATION_OPTIONS_SAMPLING(struct chat_settings),
     ENGINE_OPTION_CTX_SIZE(struct chat_settings, "4096 beside --system and -n; at "
                                                  "most what the model was made for"),
+    ENGINE_OPTION_KV_POLICY(struct chat_settings, ENGINE_KV_POLICY_DEFAULT),
+    ENGINE_OPTION_KV_BLOCKS(struct chat_settings),
     ENGINE_OPTION_THREADS(struct chat_settings),
     ENGINE_OPTION_CPU(struct chat_settings),
     {.long_name = "verbose",

@@ -33,6 +33,8 @@ static const struct option_spec inspect_options[] = {
      .offset = offsetof(struct inspect_settings, tensors)},
     ENGINE_OPTION_CTX_SIZE(struct inspect_settings, "4096, or what the model was made for if that "
                                                     "is less"),
+    ENGINE_OPTION_KV_POLICY(struct inspect_settings, ENGINE_KV_POLICY_DEFAULT),
+    ENGINE_OPTION_KV_BLOCKS(struct inspect_settings),
     ENGINE_OPTION_THREADS(struct inspect_settings),
     ENGINE_OPTION_CPU(struct inspect_settings),
 };
@@ -43,6 +45,7 @@ struct inspection {
     struct imbrex_model_info description;
     struct imbrex_request_options sampling;
     struct imbrex_memory_plan plan;
+    const char *kv_policy;
     const struct imbrex_tokenizer *tokenizer; /* NULL: there is none */
     const struct imbrex_tensor_info *tensors; /* [num_tensors] */
     int32_t num_tensors;
@@ -254,8 +257,9 @@ static void print_model(const struct inspection *inspection)
     print_sampling(&inspection->sampling);
 }
 
-static void print_plan(const struct imbrex_memory_plan *plan)
+static void print_plan(const struct inspection *inspection)
 {
+    const struct imbrex_memory_plan *plan = &inspection->plan;
     char note[96];
 
     output_printf("\nmemory plan for %" PRId32 " tokens of context, %" PRId32 " thread%s, %s "
@@ -266,8 +270,8 @@ static void print_plan(const struct imbrex_memory_plan *plan)
                   plan->max_waiting, plan->max_waiting == 1 ? "" : "s");
     print_size("  weights", plan->weight_bytes, ", mapped");
     print_size("  converted", plan->converted_bytes, ", norms and biases");
-    snprintf(note, sizeof(note), ", %" PRId32 " blocks of %" PRId32 " tokens", plan->kv_num_blocks,
-             plan->kv_block_size);
+    snprintf(note, sizeof(note), ", %" PRId32 " blocks of %" PRId32 " tokens, policy %s",
+             plan->kv_num_blocks, plan->kv_block_size, inspection->kv_policy);
     print_size("  KV", plan->kv_bytes, note);
     snprintf(note, sizeof(note), ", steps of %" PRId32 " tokens", plan->max_step_tokens);
     print_size("  activations", plan->activation_bytes, note);
@@ -372,17 +376,20 @@ static json_t *json_sampling(const struct imbrex_request_options *sampling)
         sampling_value(sampling, IMBREX_GENERATION_REPETITION_PENALTY), "from_checkpoint", names);
 }
 
-static json_t *json_plan(const struct imbrex_memory_plan *plan)
+static json_t *json_plan(const struct inspection *inspection)
 {
-    return json_pack(
-        "{s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:i, s:i, s:o, s:o}", "context_size",
-        (int)plan->context_size, "max_step_tokens", (int)plan->max_step_tokens, "max_running",
-        (int)plan->max_running, "max_waiting", (int)plan->max_waiting, "num_threads",
-        (int)plan->num_threads, "kernels", plan->kernels, "weight_bytes",
-        json_size(plan->weight_bytes), "converted_bytes", json_size(plan->converted_bytes),
-        "kv_bytes", json_size(plan->kv_bytes), "kv_block_size", (int)plan->kv_block_size,
-        "kv_num_blocks", (int)plan->kv_num_blocks, "activation_bytes",
-        json_size(plan->activation_bytes), "batch_bytes", json_size(plan->batch_bytes));
+    const struct imbrex_memory_plan *plan = &inspection->plan;
+
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:i, s:i, s:s, s:o, s:o}",
+                     "context_size", (int)plan->context_size, "max_step_tokens",
+                     (int)plan->max_step_tokens, "max_running", (int)plan->max_running,
+                     "max_waiting", (int)plan->max_waiting, "num_threads", (int)plan->num_threads,
+                     "kernels", plan->kernels, "weight_bytes", json_size(plan->weight_bytes),
+                     "converted_bytes", json_size(plan->converted_bytes), "kv_bytes",
+                     json_size(plan->kv_bytes), "kv_block_size", (int)plan->kv_block_size,
+                     "kv_num_blocks", (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy,
+                     "activation_bytes", json_size(plan->activation_bytes), "batch_bytes",
+                     json_size(plan->batch_bytes));
 }
 
 static json_t *json_tensor(const struct imbrex_tensor_info *tensor)
@@ -457,8 +464,8 @@ static int print_json(const struct inspection *inspection)
         "tied_reason", model->tied_reason, "parameters", (json_int_t)model->num_parameters,
         "weight_bytes", json_size(model->weight_bytes), "kv_bytes_per_token",
         json_size(model->kv_bytes_per_token), "end_tokens", json_end_tokens(inspection), "sampling",
-        json_sampling(&inspection->sampling), "memory_plan", json_plan(&inspection->plan),
-        "tensors", json_tensors(inspection));
+        json_sampling(&inspection->sampling), "memory_plan", json_plan(inspection), "tensors",
+        json_tensors(inspection));
     /* json_pack fails only for want of memory: what it packs is made above. */
     char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(15)) : NULL;
 
@@ -505,10 +512,15 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
     struct imbrex_engine_options options = engine_settings_to_options(&settings->engine, 0);
 
     imbrex_model_describe(model, &inspection.description);
+    int exit_code = engine_settings_choose_kv(&settings->engine, model, &options);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    inspection.kv_policy = options.kv_policy;
     if (imbrex_engine_plan(model, &options, &inspection.plan, &err) != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
-    int exit_code = engine_settings_check(&settings->engine, &inspection.plan);
+    exit_code = engine_settings_check(&settings->engine, &inspection.plan);
     if (exit_code == EXIT_CODE_OK) {
         exit_code = collect_tensors(&inspection, &tensors);
     }
@@ -516,7 +528,7 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
         exit_code = print_json(&inspection);
     } else if (exit_code == EXIT_CODE_OK) {
         print_model(&inspection);
-        print_plan(&inspection.plan);
+        print_plan(&inspection);
         if (settings->tensors) {
             print_tensors(&inspection);
         }

@@ -2,10 +2,13 @@
 /* From the shared options to what the library takes. */
 #include "cli/engine_settings.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "cli/command.h"
 #include "cli/output.h"
+#include "imbrex_kv.h"
 
 const struct option_choice engine_cpu_choices[] = {
     {"auto", IMBREX_CPU_ALL},
@@ -24,6 +27,96 @@ struct imbrex_engine_options engine_settings_to_options(const struct engine_sett
     options.context_size =
         settings->ctx_size.given ? (int32_t)settings->ctx_size.value : context_size;
     return options;
+}
+
+const char *engine_settings_policy(const struct engine_settings *settings)
+{
+    return settings->kv_policy != NULL ? settings->kv_policy : ENGINE_KV_POLICY_DEFAULT;
+}
+
+int engine_settings_check_policy(const char *option, const char *name)
+{
+    char names[256] = "";
+    size_t length = 0;
+
+    if (strcmp(name, "none") == 0) {
+        return EXIT_CODE_OK;
+    }
+    for (int32_t i = 0; imbrex_kv_policy_name(i) != NULL; i++) {
+        if (strcmp(name, imbrex_kv_policy_name(i)) == 0) {
+            return EXIT_CODE_OK;
+        }
+        if (length < sizeof(names)) {
+            length += (size_t)snprintf(names + length, sizeof(names) - length, "%s, ",
+                                       imbrex_kv_policy_name(i));
+        }
+    }
+    output_error("--%s: expected one of %snone, found \"%s\"", option, names, name);
+    return EXIT_CODE_INPUT;
+}
+
+/* A number, with a power of 1024 if `shift` becomes more than 0. False for anything else. */
+static bool read_amount(const char *text, int64_t *amount, int *shift)
+{
+    static const char units[] = "KMGT";
+    int64_t value = 0;
+    size_t length = 0;
+
+    for (; text[length] >= '0' && text[length] <= '9' && length < 12; length++) {
+        value = value * 10 + (text[length] - '0');
+    }
+    const char *unit = text[length] != '\0' ? strchr(units, text[length]) : NULL;
+    *shift = unit != NULL ? 10 * (int)(unit - units + 1) : 0;
+    *amount = value;
+    return length > 0 && value > 0 && value <= INT64_MAX >> *shift &&
+           text[length + (unit != NULL)] == '\0';
+}
+
+/* The tokens that --kv-blocks says, rounded down to whole blocks. */
+static int read_kv_tokens(const char *text, const struct imbrex_model *model,
+                          const struct imbrex_engine_options *options, int32_t *num_tokens)
+{
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+    struct imbrex_model_info description;
+    struct imbrex_memory_plan plan;
+    int64_t amount = 0;
+    int shift = 0;
+
+    if (!read_amount(text, &amount, &shift)) {
+        output_error("--kv-blocks: expected a number of blocks, or a size such as 512M, found "
+                     "\"%s\"",
+                     text);
+        return EXIT_CODE_INPUT;
+    }
+    if (imbrex_engine_plan(model, options, &plan, &err) != IMBREX_STATUS_OK) {
+        return output_library_error(&err);
+    }
+    imbrex_model_describe(model, &description);
+    int64_t block_bytes = (int64_t)description.kv_bytes_per_token * plan.kv_block_size;
+    int64_t num_blocks = shift > 0 ? (amount << shift) / block_bytes : amount;
+    int64_t least = ((int64_t)plan.context_size + plan.kv_block_size - 1) / plan.kv_block_size;
+    int64_t most = MAX_KV_TOKENS / plan.kv_block_size;
+    if (num_blocks < least || num_blocks > most) {
+        output_error("--kv-blocks: expected %" PRId64 " to %" PRId64 " blocks of %" PRId64
+                     " bytes (the context has %" PRId32 " tokens), found %" PRId64,
+                     least, most, block_bytes, plan.context_size, num_blocks);
+        return EXIT_CODE_INPUT;
+    }
+    *num_tokens = (int32_t)(num_blocks * plan.kv_block_size);
+    return EXIT_CODE_OK;
+}
+
+int engine_settings_choose_kv(const struct engine_settings *settings,
+                              const struct imbrex_model *model,
+                              struct imbrex_engine_options *options)
+{
+    int exit_code = engine_settings_check_policy("kv-policy", engine_settings_policy(settings));
+
+    options->kv_policy = engine_settings_policy(settings);
+    if (exit_code == EXIT_CODE_OK && settings->kv_blocks != NULL) {
+        exit_code = read_kv_tokens(settings->kv_blocks, model, options, &options->kv_cache_tokens);
+    }
+    return exit_code;
 }
 
 int engine_settings_check(const struct engine_settings *settings,

@@ -10,6 +10,8 @@ struct engine_settings {
     struct option_integer threads;  /* 0: all */
     struct option_integer cpu;      /* mask for imbrex_engine_options.cpu_features */
     struct option_integer ctx_size; /* 0: chosen by the command */
+    const char *kv_policy;          /* NULL: ENGINE_KV_POLICY_DEFAULT */
+    const char *kv_blocks;          /* a number of blocks or a size; NULL: chosen by the command */
 };
 
 #define ENGINE_SETTINGS_DEFAULT           \
@@ -17,7 +19,11 @@ struct engine_settings {
         .cpu = {.value = IMBREX_CPU_ALL } \
     }
 
-#define MAX_CONTEXT_TOKENS 16777216 /* what the library takes */
+/* What the library takes. */
+#define MAX_CONTEXT_TOKENS 16777216
+#define MAX_KV_TOKENS 1073741824
+
+#define ENGINE_KV_POLICY_DEFAULT "lru"
 
 extern const struct option_choice engine_cpu_choices[];
 
@@ -56,11 +62,41 @@ extern const struct option_choice engine_cpu_choices[];
      .min = 2,                                                         \
      .max = MAX_CONTEXT_TOKENS,                                        \
      .offset = offsetof(settings, engine.ctx_size)}
+
+#define ENGINE_OPTION_KV_POLICY(settings, default_policy)              \
+    {.long_name = "kv-policy",                                         \
+     .argument = "NAME",                                               \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = "which KV blocks stay for later prompts with the same "   \
+             "beginning, when there is not room for all: a policy "    \
+             "that imbrex kv-sim knows, or none, which keeps none",    \
+     .default_text = default_policy,                                   \
+     .offset = offsetof(settings, engine.kv_policy)}
+
+#define ENGINE_OPTION_KV_BLOCKS(settings)                              \
+    {.long_name = "kv-blocks",                                         \
+     .argument = "N|SIZE",                                             \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = "KV cache: a number of blocks, or a size with K, M, G "   \
+             "or T behind it, such as 512M (powers of 1024)",          \
+     .default_text = "one context",                                    \
+     .offset = offsetof(settings, engine.kv_blocks)}
 /* clang-format on */
 
 /* What the library takes. `context_size` is used unless --ctx-size was given. */
 struct imbrex_engine_options engine_settings_to_options(const struct engine_settings *settings,
                                                         int32_t context_size);
+/* Refuses a name that is no policy, with those that are; `option` is for the message. Returns an
+ * exit code. */
+int engine_settings_check_policy(const char *option, const char *name);
+/* Sets what --kv-policy and --kv-blocks say, after all other options. Returns an exit code. */
+int engine_settings_choose_kv(const struct engine_settings *settings,
+                              const struct imbrex_model *model,
+                              struct imbrex_engine_options *options);
+/* The policy by name: as given, or the default. */
+const char *engine_settings_policy(const struct engine_settings *settings);
 /* Refuses kernels that were asked for by name but are not there. Returns an exit code. */
 int engine_settings_check(const struct engine_settings *settings,
                           const struct imbrex_memory_plan *plan);

@@ -244,9 +244,14 @@ void generation_print_statistics(const struct imbrex_request_metrics *metrics)
     char line[MESSAGE_BYTES] = "";
 
     append_count(line, sizeof(line), "prompt", metrics->num_prompt_tokens);
+    if (metrics->num_cached_tokens > 0) {
+        append(line, sizeof(line), ", %" PRId32 " cached", metrics->num_cached_tokens);
+    }
     /* A run that ended within the prompt does not tell how much of it was read. */
     append_rate(line, sizeof(line),
-                metrics->num_generated_tokens > 0 ? metrics->num_prompt_tokens : 0,
+                metrics->num_generated_tokens > 0
+                    ? metrics->num_prompt_tokens - metrics->num_cached_tokens
+                    : 0,
                 metrics->prefill_ns);
     append_count(line, sizeof(line), "; generated", metrics->num_generated_tokens);
     if (metrics->num_generated_tokens > 0) {

@@ -19,6 +19,9 @@ enum stream {
     STREAM_ARRIVALS = 2,
     STREAM_PRIORITIES = 3,
     STREAM_PROMPTS = 4,
+    STREAM_PREFIX = 5,
+    STREAM_BLOCKS = 6,
+    STREAM_SESSIONS = 7,
 };
 
 static uint64_t mix(uint64_t value)
@@ -56,11 +59,11 @@ static double next_normal(uint64_t *state)
 
 /* ---- what the options say -------------------------------------------------------------------- */
 
-static int report_lengths(const char *option, const char *text)
+static int report_lengths(const char *command, const char *option, const char *text)
 {
-    output_error("bench engine: --%s: expected " LOAD_LENGTHS_FORMS
+    output_error("%s: --%s: expected " LOAD_LENGTHS_FORMS
                  " with 1 <= MIN <= MAX <= %d, 1 <= MEAN <= %d and 0 <= SIGMA <= 5, found \"%s\"",
-                 option, MAX_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS, text);
+                 command, option, MAX_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS, text);
     return EXIT_CODE_INPUT;
 }
 
@@ -86,7 +89,8 @@ static bool read_real(const char *text, char **end, double *value)
     return begins_well && *end != text && isfinite(*value);
 }
 
-int load_lengths_parse(const char *option, const char *text, struct load_lengths *lengths)
+int load_lengths_parse(const char *command, const char *option, const char *text,
+                       struct load_lengths *lengths)
 {
     static const char prefix[] = "lognormal:";
     struct load_lengths parsed = {.kind = LOAD_LENGTHS_UNIFORM};
@@ -109,7 +113,7 @@ int load_lengths_parse(const char *option, const char *text, struct load_lengths
                   parsed.max <= MAX_CONTEXT_TOKENS;
     }
     if (!is_good) {
-        return report_lengths(option, text);
+        return report_lengths(command, option, text);
     }
     *lengths = parsed;
     return EXIT_CODE_OK;
@@ -197,7 +201,133 @@ int load_plan_create(struct load_plan *plan, size_t count, const struct load_len
 void load_plan_release(struct load_plan *plan)
 {
     free(plan->requests);
+    free(plan->block_ids);
     *plan = (struct load_plan){.requests = NULL};
+}
+
+/* The session's own tokens and those of the system prompt. */
+static uint64_t session_block(const struct load_sessions *sessions, size_t session_idx,
+                              int32_t position)
+{
+    uint64_t owner = position < sessions->system_tokens ? 0 : (uint64_t)session_idx + 1;
+
+    return (owner << 32) | (uint64_t)(uint32_t)position;
+}
+
+/* The turns of one session; what they say in common is in the plan once: a prompt is a part of the
+ * session's last one. False if a conversation is too long for any context. */
+static bool draw_session(struct load_plan *plan, const struct load_sessions *sessions,
+                         size_t num_turns, double begin_s, uint64_t *state)
+{
+    int64_t num_tokens = sessions->system_tokens;
+    double at_s = begin_s;
+
+    for (size_t i = 0; i < num_turns; i++) {
+        struct load_request *request = &plan->requests[plan->count];
+        num_tokens += draw_length(&sessions->turn_tokens, state);
+        *request = (struct load_request){
+            .arrival_ns = (int64_t)(fmin(at_s, 1e9) * 1e9),
+            .num_output_tokens = draw_length(&sessions->output_tokens, state),
+            .first_block = plan->num_block_ids,
+        };
+        if (num_tokens + request->num_output_tokens > MAX_CONTEXT_TOKENS) {
+            return false;
+        }
+        request->num_prompt_tokens = (int32_t)num_tokens;
+        num_tokens += request->num_output_tokens;
+        at_s += -log(next_fraction(state)) * sessions->think_s;
+        plan->count++;
+    }
+    return true;
+}
+
+/* Appends the tokens of the session's longest prompt. False if memory is out. */
+static bool append_session(struct load_plan *plan, const struct load_sessions *sessions,
+                           size_t session_idx)
+{
+    int32_t num_tokens = plan->requests[plan->count - 1].num_prompt_tokens;
+    size_t count = plan->num_block_ids + (size_t)num_tokens;
+    uint64_t *block_ids = realloc(plan->block_ids, count * sizeof(*block_ids));
+
+    if (block_ids == NULL) {
+        return false;
+    }
+    for (int32_t i = 0; i < num_tokens; i++) {
+        block_ids[plan->num_block_ids + (size_t)i] = session_block(sessions, session_idx, i);
+    }
+    plan->block_ids = block_ids;
+    plan->num_block_ids = count;
+    return true;
+}
+
+static int compare_arrivals(const void *a, const void *b)
+{
+    const struct load_request *left = a, *right = b;
+
+    if (left->arrival_ns != right->arrival_ns) {
+        return left->arrival_ns < right->arrival_ns ? -1 : 1;
+    }
+    /* Of one session the shorter prompt is the earlier one. */
+    if (left->first_block != right->first_block) {
+        return left->first_block < right->first_block ? -1 : 1;
+    }
+    return (left->num_prompt_tokens > right->num_prompt_tokens) -
+           (left->num_prompt_tokens < right->num_prompt_tokens);
+}
+
+double load_plan_draw_gap(uint64_t seed, size_t session_idx, double session_rate)
+{
+    uint64_t state = begin_stream(seed, STREAM_ARRIVALS, session_idx);
+
+    return -log(next_fraction(&state)) / session_rate;
+}
+
+void load_plan_sort(struct load_plan *plan)
+{
+    qsort(plan->requests, plan->count, sizeof(*plan->requests), compare_arrivals);
+}
+
+static int draw_sessions(struct load_plan *plan, const struct load_sessions *sessions)
+{
+    double begin_s = 0;
+
+    for (size_t i = 0; i < sessions->num_sessions; i++) {
+        uint64_t state = begin_stream(plan->seed, STREAM_SESSIONS, i);
+        size_t num_turns = (size_t)draw_length(&sessions->turns, &state);
+        struct load_request *requests =
+            realloc(plan->requests, (plan->count + num_turns) * sizeof(*requests));
+        if (requests == NULL) {
+            output_error("out of memory");
+            return EXIT_CODE_FAILURE;
+        }
+        plan->requests = requests;
+        if (!draw_session(plan, sessions, num_turns, begin_s, &state)) {
+            output_error("bench kv: expected conversations of at most %d tokens, found a longer "
+                         "one",
+                         MAX_CONTEXT_TOKENS);
+            return EXIT_CODE_INPUT;
+        }
+        if (!append_session(plan, sessions, i)) {
+            output_error("out of memory");
+            return EXIT_CODE_FAILURE;
+        }
+        begin_s += load_plan_draw_gap(plan->seed, i, sessions->session_rate);
+    }
+    return EXIT_CODE_OK;
+}
+
+int load_plan_create_sessions(struct load_plan *plan, const struct load_sessions *sessions,
+                              uint64_t seed)
+{
+    *plan = (struct load_plan){.seed = seed, .block_tokens = 1};
+    int exit_code = draw_sessions(plan, sessions);
+
+    if (exit_code != EXIT_CODE_OK) {
+        load_plan_release(plan);
+        return exit_code;
+    }
+    load_plan_sort(plan);
+    return EXIT_CODE_OK;
 }
 
 void load_plan_draw_arrivals(struct load_plan *plan, double rate)
@@ -237,13 +367,35 @@ void load_plan_draw_priorities(struct load_plan *plan, const struct load_priorit
     }
 }
 
+/* The same for every request whose prompt has this block. */
+static void draw_blocks(const struct load_plan *plan, const struct load_request *request,
+                        int32_t vocab_size, int32_t *token_ids)
+{
+    uint64_t state = 0;
+
+    for (int32_t i = 0; i < request->num_prompt_tokens; i++) {
+        if (i % plan->block_tokens == 0) {
+            size_t block = request->first_block + (size_t)(i / plan->block_tokens);
+            state = begin_stream(plan->seed, STREAM_BLOCKS, (size_t)plan->block_ids[block]);
+        }
+        token_ids[i] = (int32_t)(next_number(&state) % (uint64_t)vocab_size);
+    }
+}
+
 void load_plan_draw_prompt(const struct load_plan *plan, size_t request_idx, int32_t vocab_size,
                            int32_t *token_ids)
 {
+    const struct load_request *request = &plan->requests[request_idx];
     uint64_t state = begin_stream(plan->seed, STREAM_PROMPTS, request_idx);
+    uint64_t prefix_state = begin_stream(plan->seed, STREAM_PREFIX, 0);
 
-    for (int32_t i = 0; i < plan->requests[request_idx].num_prompt_tokens; i++) {
-        token_ids[i] = (int32_t)(next_number(&state) % (uint64_t)vocab_size);
+    if (plan->block_ids != NULL) {
+        draw_blocks(plan, request, vocab_size, token_ids);
+        return;
+    }
+    for (int32_t i = 0; i < request->num_prompt_tokens; i++) {
+        uint64_t *source = i < plan->shared_prefix ? &prefix_state : &state;
+        token_ids[i] = (int32_t)(next_number(source) % (uint64_t)vocab_size);
     }
 }
 

@@ -24,8 +24,9 @@ struct load_lengths {
 
 #define LOAD_LENGTHS_FORMS "N, MIN-MAX or lognormal:MEAN,SIGMA"
 
-/* Reads one of LOAD_LENGTHS_FORMS; `option` is for the message. */
-int load_lengths_parse(const char *option, const char *text, struct load_lengths *lengths);
+/* Reads one of LOAD_LENGTHS_FORMS; `command` and `option` are for the message. */
+int load_lengths_parse(const char *command, const char *option, const char *text,
+                       struct load_lengths *lengths);
 
 #define LOAD_MAX_PRIORITIES 8
 
@@ -43,6 +44,7 @@ struct load_request {
     int64_t arrival_ns; /* after the begin of the load; open loop only */
     int32_t num_prompt_tokens, num_output_tokens;
     int32_t priority;
+    size_t first_block; /* of the prompt, in the plan's block_ids */
     size_t line_number; /* of the trace; 0: not from one */
 };
 
@@ -51,6 +53,12 @@ struct load_plan {
     size_t count;
     int64_t concurrency; /* requests that are never exceeded at once; 0: open loop, by arrival_ns */
     uint64_t seed;
+    int32_t shared_prefix; /* ids with which all prompts begin alike */
+    /* Where prompts are made of blocks: equal ids stand for equal tokens, block_tokens of them. The
+     * prompt of a request begins at its first_block. NULL: random prompts. */
+    uint64_t *block_ids; /* [num_block_ids] */
+    size_t num_block_ids;
+    int32_t block_tokens;
 };
 
 /* Draws the lengths and priorities of `count` requests. */
@@ -62,6 +70,36 @@ void load_plan_release(struct load_plan *plan);
  * max_requests. */
 int load_plan_read_trace(struct load_plan *plan, const char *path, size_t max_requests,
                          bool has_times, uint64_t seed);
+
+/* Conversations that begin with the same system prompt. Each turn's prompt is all that was said
+ * before it, as planned, and a new message. */
+struct load_sessions {
+    size_t num_sessions;
+    int32_t system_tokens;
+    struct load_lengths turns, turn_tokens, output_tokens;
+    double session_rate; /* sessions that begin, a second: Poisson */
+    double think_s;      /* mean time from one turn to the next, exponential */
+};
+
+int load_plan_create_sessions(struct load_plan *plan, const struct load_sessions *sessions,
+                              uint64_t seed);
+
+struct load_block_source {
+    const char *path, *starts; /* starts: seconds at which sessions begin, one a line, or NULL */
+    double session_rate;       /* without starts: sessions that begin, a second */
+    size_t max_requests;       /* the first by their arrival; of sessions, of those in front */
+    double scale;              /* of all numbers of tokens */
+};
+
+/* Takes block ids, lengths and times from a Mooncake or WEKA trace (see load_blocks.c). */
+int load_plan_read_blocks(struct load_plan *plan, const struct load_block_source *source,
+                          uint64_t seed);
+/* Seconds between the begins of a session and the next one. */
+double load_plan_draw_gap(uint64_t seed, size_t session_idx, double session_rate);
+/* By arrival. */
+void load_plan_sort(struct load_plan *plan);
+/* Tokens of all different blocks together. 0: no memory for it. */
+int64_t load_plan_distinct_tokens(const struct load_plan *plan);
 
 /* Poisson arrivals, `rate` a second. */
 void load_plan_draw_arrivals(struct load_plan *plan, double rate);

@@ -30,6 +30,13 @@ static double overhead_percent(const struct load_result *result)
     return result->step_ns > 0 ? 100 * (double)result->overhead_ns / (double)result->step_ns : 0;
 }
 
+static double cached_share(const struct load_result *result)
+{
+    return result->num_queried_tokens > 0
+               ? (double)result->num_cached_tokens / (double)result->num_queried_tokens
+               : 0;
+}
+
 static double output_rate(const struct load_result *result)
 {
     return per_second(result->num_output_tokens, result->duration_ns);
@@ -171,6 +178,8 @@ static void print_circumstances(const struct load_report *report)
                   report->comparison != NULL ? ""
                   : report->batch_invariant  ? ", batch-invariant"
                                              : ", not batch-invariant");
+    print_label("");
+    output_printf("KV policy %s\n", report->kv_policy);
     print_load(report);
 }
 
@@ -202,6 +211,12 @@ static void print_counts(const struct load_report *report)
     output_printf(report->was_interrupted ? ", until the signal\n" : "\n");
     print_tokens("prompts", result->num_prompt_tokens, result->num_unfinished_prompt_tokens,
                  result->duration_ns);
+    if (strcmp(report->kv_policy, "none") != 0) {
+        print_label("cached");
+        output_printf("%" PRIu64 " of %" PRIu64 " prompt tokens (%.1f %%)\n",
+                      result->num_cached_tokens, result->num_queried_tokens,
+                      100 * cached_share(result));
+    }
     print_tokens("outputs", result->num_output_tokens, result->num_unfinished_output_tokens,
                  result->duration_ns);
     print_label("goodput");
@@ -338,12 +353,12 @@ static json_t *json_engine(const struct load_report *report)
     json_t *batch_invariant =
         report->comparison != NULL ? json_null() : json_boolean(report->batch_invariant);
 
-    return json_pack("{s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "num_threads",
-                     (int)plan->num_threads, "kernels", plan->kernels, "context_size",
-                     (int)plan->context_size, "kv_num_blocks", (int)plan->kv_num_blocks,
-                     "kv_block_size", (int)plan->kv_block_size, "max_running",
-                     (int)plan->max_running, "max_step_tokens", (int)plan->max_step_tokens,
-                     "max_waiting", (int)plan->max_waiting, "batch_invariant", batch_invariant);
+    return json_pack(
+        "{s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o}", "num_threads", (int)plan->num_threads,
+        "kernels", plan->kernels, "context_size", (int)plan->context_size, "kv_num_blocks",
+        (int)plan->kv_num_blocks, "kv_block_size", (int)plan->kv_block_size, "max_running",
+        (int)plan->max_running, "max_step_tokens", (int)plan->max_step_tokens, "max_waiting",
+        (int)plan->max_waiting, "kv_policy", report->kv_policy, "batch_invariant", batch_invariant);
 }
 
 static json_t *json_load(const struct load_report *report)
@@ -354,8 +369,8 @@ static json_t *json_load(const struct load_report *report)
     bool has_trace_times = load->concurrency == 0 && report->rate == 0;
 
     return json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:s?, s:s?, s:o, s:f, s:o, s:o, s:o, s:o, s:b, s:o}", "requests",
-        json_count(load->count), "concurrency", concurrency, "rate",
+        "{s:o, s:o, s:o, s:o, s:o, s:s?, s:s?, s:o, s:f, s:o, s:o, s:o, s:o, s:b, s:o, s:i}",
+        "requests", json_count(load->count), "concurrency", concurrency, "rate",
         json_given(report->rate, report->rate > 0), "trace", json_path(report->trace), "speed",
         json_given(report->speed, has_trace_times), "prompt_tokens", report->prompt_lengths,
         "output_tokens", report->output_lengths, "choices", json_integer(settings->num_choices),
@@ -363,7 +378,8 @@ static json_t *json_load(const struct load_report *report)
         json_integer(report->num_warmup), "slo_ttft_ms",
         json_given((double)settings->slo_ttft_ns / 1e6, settings->slo_ttft_ns > 0), "slo_itl_ms",
         json_given((double)settings->slo_itl_ns / 1e6, settings->slo_itl_ns > 0), "has_text",
-        (int)settings->has_text, "cut", json_count(report->num_cut));
+        (int)settings->has_text, "cut", json_count(report->num_cut), "shared_prefix",
+        (int)load->shared_prefix);
 }
 
 static json_t *json_summary(const struct load_summary *summary)
@@ -404,7 +420,8 @@ static json_t *json_classes(const struct load_result *result)
 static json_t *json_result(const struct load_result *result)
 {
     json_t *root = json_pack(
-        "{s:o, s:o, s:o, s:o, s:s?, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:o, s:o}",
+        "{s:o, s:o, s:o, s:o, s:s?, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:o, s:o, "
+        "s:o, s:o, s:f}",
         "completed", json_count(result->num_completed), "failed", json_count(result->num_failed),
         "cancelled", json_count(result->num_cancelled), "good", json_count(result->num_good),
         "first_failure", result->first_failure[0] != '\0' ? result->first_failure : NULL,
@@ -417,7 +434,9 @@ static json_t *json_result(const struct load_result *result)
         output_rate(result), "goodput_per_s",
         per_second((int64_t)result->num_good, result->duration_ns), "mean_running",
         result->mean_running, "preemptions", (json_int_t)result->num_preemptions, "steps",
-        json_steps(result), "priorities", json_classes(result));
+        json_steps(result), "priorities", json_classes(result), "queried_tokens",
+        json_count(result->num_queried_tokens), "cached_tokens",
+        json_count(result->num_cached_tokens), "cached_share", cached_share(result));
 
     for (size_t i = 0; i < NUM_MEASURES && root != NULL; i++) {
         if (json_object_set_new(root, measures[i].key, json_summary(measure_of(result, i))) != 0) {

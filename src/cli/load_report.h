@@ -26,8 +26,9 @@ struct load_report {
     double rate;                                 /* requests a second; 0: not given */
     double speed;                                /* of the trace's times */
     int64_t num_warmup;
-    size_t num_cut;                           /* requests that were longer than the context */
-    bool batch_invariant;                     /* of the result's engine */
+    size_t num_cut;       /* requests that were longer than the context */
+    bool batch_invariant; /* of the result's engine */
+    const char *kv_policy;
     bool was_interrupted;                     /* by a signal */
     const struct load_result *result;         /* NULL: there is a comparison instead */
     const struct load_comparison *comparison; /* NULL: there is a result instead */

@@ -463,6 +463,8 @@ static void take_growth(const struct imbrex_engine_metrics *before,
     result->step_ns = after->step_time.sum - before->step_time.sum;
     result->forward_ns = after->forward_time.sum - before->forward_time.sum;
     result->overhead_ns = after->overhead.sum - before->overhead.sum;
+    result->num_queried_tokens = after->num_queried_tokens - before->num_queried_tokens;
+    result->num_cached_tokens = after->num_cached_tokens - before->num_cached_tokens;
 }
 
 /* ---- all together ---------------------------------------------------------------------------- */

@@ -50,6 +50,8 @@ struct load_result {
     /* What the engine's counters grew by: step, forward and overhead are sums of num_steps. */
     uint64_t num_steps, num_failed_steps;
     uint64_t step_ns, forward_ns, overhead_ns;
+    /* Prompt tokens that the prefix cache was asked for, and those it had. */
+    uint64_t num_queried_tokens, num_cached_tokens;
 };
 
 /* Runs the whole plan, or until a noted signal (see signals_note_interrupts). Starts the engine's

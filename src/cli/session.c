@@ -80,6 +80,10 @@ int session_create_engine(struct session *session, const struct engine_settings 
     /* One text at a time. */
     options.max_running = 1;
     options.max_waiting = 1;
+    int exit_code = engine_settings_choose_kv(settings, session->model, &options);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
     if (imbrex_engine_create(session->model, &options, &session->engine, &err) !=
         IMBREX_STATUS_OK) {
         return output_library_error(&err);

@@ -14,7 +14,7 @@ from support import IMBREX, SANITIZED, TIMEOUT_S, TestCase, open_terminal, run
 OPTIONS = {"requests", "concurrency", "rate", "prompt-tokens", "output-tokens", "trace", "speed",
            "clip", "n", "priority-mix", "temp", "seed", "warmup", "ctx-size", "kv-tokens",
            "max-running", "max-step-tokens", "no-batch-invariant", "compare-invariant", "threads",
-           "cpu", "slo-ttft", "slo-itl", "json", "help"}
+           "cpu", "slo-ttft", "slo-itl", "json", "help", "kv-policy", "shared-prefix"}
 MEASURES = ("ttft_ms", "itl_ms", "tpot_ms", "queue_ms", "end_to_end_ms")
 AZURE = ("TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
          "2023-11-16 18:15:46.6805900,37,4\r\n"
@@ -207,6 +207,34 @@ class Loads(BenchTestCase):
                             "--output-tokens", "60", "--kv-tokens", "96")["result"]
         self.assertEqual((result["completed"], result["output_tokens"]), (6, 360))
         self.assertGreater(result["preemptions"], 0)
+
+    # Fault: prompts do not begin alike, or alike for longer than was asked for; the share is that
+    # of something else, or shown where nothing is kept.
+    def test_shared_prefix(self):
+        arguments = ["--requests", "7", "--concurrency", "1", "--prompt-tokens", "64",
+                     "--output-tokens", "2", "--warmup", "2", "--kv-tokens", "2048"]
+        alike = [*arguments, "--shared-prefix", "48"]
+        report = self.bench(*alike)
+        result = report["result"]
+        self.assertEqual((report["engine"]["kv_policy"], report["load"]["shared_prefix"]),
+                         ("lru", 48))
+        self.assertEqual((result["queried_tokens"], result["cached_tokens"]), (7 * 64, 6 * 48))
+        self.assertAlmostEqual(result["cached_share"], 6 * 48 / (7 * 64))
+        self.assertRegex(run("bench", "engine", *alike).stdout.decode(),
+                         r"(?m)^cached +288 of 448 prompt tokens \(64\.3 %\)$")
+        self.assertEqual(self.bench(*arguments)["result"]["cached_tokens"], 0)
+        report = self.bench(*alike, "--kv-policy", "none")
+        self.assertEqual((report["engine"]["kv_policy"], report["result"]["cached_tokens"]),
+                         ("none", 0))
+        text = run("bench", "engine", *alike, "--kv-policy", "none").stdout.decode()
+        self.assertNotIn("cached", text)
+
+    # Fault: a run of the comparison finds what an earlier one left.
+    def test_compare_without_cache(self):
+        report = self.bench("--requests", "2", "--output-tokens", "2", "--compare-invariant")
+        self.assertEqual(report["engine"]["kv_policy"], "none")
+        for pair in report["compare_invariant"]["pairs"]:
+            self.assertEqual((pair["on"]["cached_tokens"], pair["off"]["cached_tokens"]), (0, 0))
 
     # Fault: the cost is not that of the pairs that are shown.
     def test_compare_invariant(self):
@@ -523,6 +551,7 @@ class Mistakes(TestCase):
         self.assert_refused("--trace", "x", "--output-tokens", "2", ["--trace", "--output-tokens"])
         self.assert_refused("--compare-invariant", "--rate", "1", ["closed loop"])
         self.assert_refused("--compare-invariant", "--no-batch-invariant", ["both"])
+        self.assert_refused("--compare-invariant", "--kv-policy", "lru", ["--kv-policy none"])
         for mix in ("", "3", "3=", "3=0", "3=1,", "2000=1", "=1", "1=1;2=1", "1=x",
                     ",".join(["1=1"] * 9)):
             self.assert_refused("--priority-mix", mix, ["PRIORITY=WEIGHT", f'found "{mix}"'])

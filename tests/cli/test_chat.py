@@ -5,6 +5,7 @@ import codecs
 import fcntl
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -220,6 +221,27 @@ class Pipe(TestCase):
         self.assertEqual(prompt_tokens(result), expected)
         self.assertNotIn("> ", result.stderr.decode())
         self.assertEqual(chat(text="Hello\n").stderr, b"")
+
+    # Fault: a turn reads the whole conversation again, a reply depends on what the cache had, or
+    # cached tokens are shown where there are none.
+    def test_cached_turns(self):
+        text = "Once upon a time there was a little dog that ran over the hills\nAnd then?\n"
+        kept, lost = (chat("-v", "--kv-policy", policy, text=text) for policy in ("lru", "none"))
+        self.assertEqual(kept.stdout, lost.stdout)
+        lines = [line for line in kept.stderr.decode().split("\n") if line.startswith("prompt ")]
+        first, second = prompt_tokens(kept)
+        self.assertNotIn("cached", lines[0])
+        cached = int(re.match(r"prompt \d+ tokens, (\d+) cached, ", lines[1])[1])
+        # All full blocks of the first turn, and not the whole of the second.
+        self.assertGreaterEqual(cached, first // 16 * 16)
+        self.assertLess(cached, second)
+        self.assertNotIn("cached", lost.stderr.decode())
+
+    # Fault: a cache that is too small for the context is made.
+    def test_kv_blocks(self):
+        self.assert_ok(chat("--ctx-size", "128", "--kv-blocks", "8", text="Hello\n"))
+        self.assert_error(chat("--ctx-size", "128", "--kv-blocks", "7", text="Hello\n"), 2,
+                          "--kv-blocks: expected 8 to", "found 7")
 
     def reply(self, text):
         """The text of a reply, as it is remembered."""

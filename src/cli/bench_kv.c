@@ -1,0 +1,603 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* imbrex bench kv: one load of conversations, or of a trace whose prompts share blocks, for engines
+ * that differ in what their prefix cache keeps. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "cli/command.h"
+#include "cli/engine_settings.h"
+#include "cli/load_plan.h"
+#include "cli/load_run.h"
+#include "cli/output.h"
+#include "cli/signals.h"
+#include "imbrex.h"
+
+#define MAX_POLICIES 16
+#define MAX_ROUNDS 16
+#define MAX_NAME_BYTES 32
+#define MAX_WAITING 1048576 /* requests that the engine is asked to let wait */
+#define WARMUP_REQUESTS 4
+
+struct kv_settings {
+    struct engine_settings engine;
+    struct option_integer num_requests, concurrency, rounds, seed, kv_tokens, max_running;
+    struct option_integer num_sessions, system_tokens;
+    struct option_real scale, speed, session_rate, think;
+    const char *trace, *starts, *policies, *turns, *turn_tokens, *output_tokens;
+    bool json;
+};
+
+static const struct kv_settings kv_defaults = {
+    .engine = ENGINE_SETTINGS_DEFAULT,
+    .rounds = {.value = 1},
+    .seed = {.value = 1},
+    .num_sessions = {.value = 16},
+    .system_tokens = {.value = 64},
+    .scale = {.value = 1},
+    .speed = {.value = 1},
+    .session_rate = {.value = 4},
+    .think = {.value = 1},
+    .policies = "lru,predictive",
+    .turns = "2-6",
+    .turn_tokens = "16-48",
+    .output_tokens = "16",
+};
+
+static const struct option_spec kv_options[] = {
+    {.long_name = "sessions",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Conversations",
+     .help = "how many; their prompts are drawn, each turn's is all before it and a new message",
+     .min = 1,
+     .max = 1000000,
+     .offset = offsetof(struct kv_settings, num_sessions)},
+    {.long_name = "session-rate",
+     .argument = "R",
+     .type = OPTION_TYPE_REAL,
+     .group = "Conversations",
+     .help = "R of them begin in a second on average, at random times (Poisson)",
+     .min = 1e-6,
+     .max = 1e6,
+     .offset = offsetof(struct kv_settings, session_rate)},
+    {.long_name = "turns",
+     .argument = "LENGTH",
+     .type = OPTION_TYPE_STRING,
+     .group = "Conversations",
+     .help = "turns of a conversation: N, MIN-MAX (uniform), or lognormal:MEAN,SIGMA",
+     .default_text = "2-6",
+     .offset = offsetof(struct kv_settings, turns)},
+    {.long_name = "think",
+     .argument = "S",
+     .type = OPTION_TYPE_REAL,
+     .group = "Conversations",
+     .help = "seconds from one turn to the next, on average (exponential)",
+     .max = 1e6,
+     .offset = offsetof(struct kv_settings, think)},
+    {.long_name = "system-tokens",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Conversations",
+     .help = "tokens with which all of them begin",
+     .max = MAX_CONTEXT_TOKENS,
+     .offset = offsetof(struct kv_settings, system_tokens)},
+    {.long_name = "turn-tokens",
+     .argument = "LENGTH",
+     .type = OPTION_TYPE_STRING,
+     .group = "Conversations",
+     .help = "tokens of a message, in the forms of --turns",
+     .default_text = "16-48",
+     .offset = offsetof(struct kv_settings, turn_tokens)},
+    {.long_name = "output-tokens",
+     .argument = "LENGTH",
+     .type = OPTION_TYPE_STRING,
+     .group = "Conversations",
+     .help = "tokens of a reply; the next prompt has as many drawn ones in its place",
+     .default_text = "16",
+     .offset = offsetof(struct kv_settings, output_tokens)},
+    {.long_name = "trace",
+     .argument = "FILE.jsonl",
+     .type = OPTION_TYPE_STRING,
+     .group = "Trace",
+     .help = "instead of conversations: lengths, times and blocks from a Mooncake or WEKA trace, "
+             "as imbrex kv-sim reads them; the same id is the same tokens; - is standard input",
+     .offset = offsetof(struct kv_settings, trace)},
+    {.long_name = "starts",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "Trace",
+     .help = "when each session of a WEKA trace starts: a number of seconds a line",
+     .default_text = "drawn, --session-rate",
+     .offset = offsetof(struct kv_settings, starts)},
+    {.long_name = "requests",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Trace",
+     .help = "the first N of it; of a WEKA trace, of the sessions in front that have so many",
+     .default_text = "all",
+     .min = 1,
+     .max = 10000000,
+     .offset = offsetof(struct kv_settings, num_requests)},
+    {.long_name = "scale",
+     .argument = "F",
+     .type = OPTION_TYPE_REAL,
+     .group = "Trace",
+     .help = "multiply all its numbers of tokens by F: 0.03125 makes a block one of 16 tokens",
+     .min = 0.001,
+     .max = 1,
+     .offset = offsetof(struct kv_settings, scale)},
+    {.long_name = "speed",
+     .argument = "F",
+     .type = OPTION_TYPE_REAL,
+     .group = "Load",
+     .help = "play all times F times as fast",
+     .min = 1e-6,
+     .max = 1e6,
+     .offset = offsetof(struct kv_settings, speed)},
+    {.long_name = "concurrency",
+     .argument = "C",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Load",
+     .help = "closed loop: C requests at once, in the order of their times, the next one as soon "
+             "as one ends",
+     .default_text = "requests come at their times",
+     .min = 1,
+     .max = MAX_WAITING,
+     .offset = offsetof(struct kv_settings, concurrency)},
+    {.long_name = "seed",
+     .argument = "S",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Load",
+     .help = "the same seed makes the same load",
+     .max = UINT32_MAX,
+     .offset = offsetof(struct kv_settings, seed)},
+    {.long_name = "policy",
+     .argument = "NAME,...",
+     .type = OPTION_TYPE_STRING,
+     .group = "Engine",
+     .help = "policies to compare, as in imbrex kv-sim; none is an engine without a prefix cache",
+     .default_text = "lru,predictive",
+     .offset = offsetof(struct kv_settings, policies)},
+    {.long_name = "rounds",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Engine",
+     .help = "run each policy N times, in turns, every second round in the opposite order",
+     .min = 1,
+     .max = MAX_ROUNDS,
+     .offset = offsetof(struct kv_settings, rounds)},
+    {.long_name = "kv-tokens",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Engine",
+     .help = "KV cache: tokens of all that runs and of all that is kept",
+     .default_text = "a quarter of the load's different tokens, at least one context",
+     .min = 2,
+     .max = MAX_KV_TOKENS,
+     .offset = offsetof(struct kv_settings, kv_tokens)},
+    {.long_name = "max-running",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Engine",
+     .help = "sequences in one step",
+     .default_text = "the engine's",
+     .min = 1,
+     .max = 4096,
+     .offset = offsetof(struct kv_settings, max_running)},
+    ENGINE_OPTION_CTX_SIZE(struct kv_settings,
+                           "the longest request, at most what the model was made for; longer "
+                           "prompts are cut"),
+    ENGINE_OPTION_THREADS(struct kv_settings),
+    ENGINE_OPTION_CPU(struct kv_settings),
+    {.long_name = "json",
+     .type = OPTION_TYPE_FLAG,
+     .group = "Report",
+     .help = "print the report as JSON",
+     .offset = offsetof(struct kv_settings, json)},
+};
+
+struct kv_run {
+    const char *policy;
+    int32_t round; /* from 0 */
+    struct load_result result;
+};
+
+struct kv_bench {
+    const struct kv_settings *settings;
+    struct imbrex_model *model;
+    struct imbrex_model_info description;
+    struct load_plan load;
+    size_t num_cut; /* requests that were longer than the context */
+    struct imbrex_engine_options options;
+    struct imbrex_memory_plan plan;
+    char policies[MAX_POLICIES][MAX_NAME_BYTES]; /* [num_policies] */
+    int32_t num_policies;
+    struct kv_run *runs; /* [num_runs], in the order of time */
+    int32_t num_runs;
+};
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static int read_policies(struct kv_bench *bench)
+{
+    const char *at = bench->settings->policies;
+
+    for (;;) {
+        size_t length = strcspn(at, ",");
+        if (bench->num_policies == MAX_POLICIES) {
+            output_error("bench kv: --policy: expected at most %d names, found more", MAX_POLICIES);
+            return EXIT_CODE_INPUT;
+        }
+        char *name = bench->policies[bench->num_policies];
+        snprintf(name, MAX_NAME_BYTES, "%.*s", (int)(length < MAX_NAME_BYTES ? length : 0), at);
+        int exit_code = engine_settings_check_policy("policy", name);
+        if (exit_code != EXIT_CODE_OK) {
+            return exit_code;
+        }
+        bench->num_policies++;
+        if (at[length] == '\0') {
+            return EXIT_CODE_OK;
+        }
+        at += length + 1;
+    }
+}
+
+static int make_sessions(struct kv_bench *bench)
+{
+    const struct kv_settings *settings = bench->settings;
+    struct load_sessions sessions = {
+        .num_sessions = (size_t)settings->num_sessions.value,
+        .system_tokens = (int32_t)settings->system_tokens.value,
+        .session_rate = settings->session_rate.value,
+        .think_s = settings->think.value,
+    };
+    int exit_code = load_lengths_parse("bench kv", "turns", settings->turns, &sessions.turns);
+
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = load_lengths_parse("bench kv", "turn-tokens", settings->turn_tokens,
+                                       &sessions.turn_tokens);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = load_lengths_parse("bench kv", "output-tokens", settings->output_tokens,
+                                       &sessions.output_tokens);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code =
+            load_plan_create_sessions(&bench->load, &sessions, (uint64_t)settings->seed.value);
+    }
+    return exit_code;
+}
+
+static int make_load(struct kv_bench *bench)
+{
+    const struct kv_settings *settings = bench->settings;
+    int exit_code;
+
+    if (settings->trace == NULL && (settings->num_requests.given || settings->scale.given)) {
+        output_error("bench kv: --%s: expected --trace with it, found none",
+                     settings->num_requests.given ? "requests" : "scale");
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->trace == NULL && settings->starts != NULL) {
+        output_error("bench kv: --starts: expected --trace with it, found none");
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->speed.given && settings->concurrency.given) {
+        output_error("bench kv: expected one of --speed and --concurrency, found both");
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->trace != NULL) {
+        struct load_block_source source = {
+            .path = settings->trace,
+            .starts = settings->starts,
+            .session_rate = settings->session_rate.value,
+            .max_requests =
+                settings->num_requests.given ? (size_t)settings->num_requests.value : SIZE_MAX,
+            .scale = settings->scale.value,
+        };
+        exit_code = load_plan_read_blocks(&bench->load, &source, (uint64_t)settings->seed.value);
+    } else {
+        exit_code = make_sessions(bench);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        load_plan_scale_arrivals(&bench->load, settings->speed.value);
+        bench->load.concurrency = settings->concurrency.value;
+    }
+    return exit_code;
+}
+
+/* ---- model and engine ------------------------------------------------------------------------ */
+
+static int open_model(struct kv_bench *bench, const char *model)
+{
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+    struct imbrex_model_options options = imbrex_model_options_default();
+
+    options.log = output_log;
+    if (imbrex_model_open(model, &options, &bench->model, &err) != IMBREX_STATUS_OK) {
+        return output_library_error(&err);
+    }
+    signals_set_model(bench->model);
+    imbrex_model_describe(bench->model, &bench->description);
+    return EXIT_CODE_OK;
+}
+
+static int32_t choose_context_size(struct kv_bench *bench)
+{
+    const struct option_integer *given = &bench->settings->engine.ctx_size;
+    const struct load_request *longest = &bench->load.requests[load_plan_longest(&bench->load)];
+    int64_t needed = (int64_t)longest->num_prompt_tokens + longest->num_output_tokens;
+    int64_t limit = given->given ? given->value : bench->description.max_position_embeddings;
+
+    if (needed > limit) {
+        bench->num_cut = load_plan_clip(&bench->load, limit);
+        needed = limit;
+    }
+    return (int32_t)needed;
+}
+
+/* The same for all policies. */
+static int choose_options(struct kv_bench *bench)
+{
+    const struct kv_settings *settings = bench->settings;
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+    int32_t context_size = choose_context_size(bench);
+    int64_t kv_tokens = load_plan_distinct_tokens(&bench->load) / 4;
+
+    bench->options = engine_settings_to_options(&settings->engine, context_size);
+    context_size = bench->options.context_size;
+    if (settings->kv_tokens.given) {
+        kv_tokens = settings->kv_tokens.value;
+        if (kv_tokens < context_size) {
+            output_error("bench kv: --kv-tokens: expected at least the context of %" PRId32
+                         " tokens, found %" PRId64,
+                         context_size, kv_tokens);
+            return EXIT_CODE_INPUT;
+        }
+    }
+    kv_tokens = kv_tokens > context_size ? kv_tokens : context_size;
+    bench->options.kv_cache_tokens =
+        (int32_t)(kv_tokens < MAX_KV_TOKENS ? kv_tokens : MAX_KV_TOKENS);
+    bench->options.max_running = (int32_t)settings->max_running.value;
+    if (bench->load.count > 1024) {
+        bench->options.max_waiting =
+            (int32_t)(bench->load.count < MAX_WAITING ? bench->load.count : MAX_WAITING);
+    }
+    if (imbrex_engine_plan(bench->model, &bench->options, &bench->plan, &err) != IMBREX_STATUS_OK) {
+        return output_library_error(&err);
+    }
+    return engine_settings_check(&settings->engine, &bench->plan);
+}
+
+/* ---- runs ------------------------------------------------------------------------------------ */
+
+/* Other tokens than the load's. */
+static int warm_up(const struct kv_bench *bench, const struct load_settings *settings)
+{
+    struct load_plan warmup = bench->load;
+    struct load_result ignored;
+
+    warmup.count = warmup.count < WARMUP_REQUESTS ? warmup.count : WARMUP_REQUESTS;
+    warmup.concurrency = WARMUP_REQUESTS;
+    warmup.seed++;
+    return load_run(settings, &warmup, &ignored);
+}
+
+/* On an engine of its own: what an earlier run left would be found. */
+static int run_policy(struct kv_bench *bench, const char *policy, int32_t round)
+{
+    const struct imbrex_tokenizer *tokenizer = imbrex_model_tokenizer(bench->model);
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+    struct kv_run *kv_run = &bench->runs[bench->num_runs];
+    struct load_settings settings = {
+        .model = bench->model,
+        .vocab_size = bench->description.vocab_size,
+        .num_choices = 1,
+        .has_progress = isatty(STDERR_FILENO) == 1,
+    };
+
+    if (tokenizer != NULL && imbrex_tokenizer_vocab_size(tokenizer) < settings.vocab_size) {
+        settings.vocab_size = imbrex_tokenizer_vocab_size(tokenizer);
+    }
+    bench->options.kv_policy = policy;
+    if (imbrex_engine_create(bench->model, &bench->options, &settings.engine, &err) !=
+        IMBREX_STATUS_OK) {
+        return output_library_error(&err);
+    }
+    *kv_run = (struct kv_run){.policy = policy, .round = round};
+    int exit_code = warm_up(bench, &settings);
+    if (exit_code == EXIT_CODE_OK && signals_interrupt() == 0) {
+        exit_code = load_run(&settings, &bench->load, &kv_run->result);
+    }
+    if (exit_code == EXIT_CODE_OK && kv_run->result.num_failed > 0) {
+        output_error("bench kv: %zu of %zu requests failed; the first: %s",
+                     kv_run->result.num_failed, bench->load.count, kv_run->result.first_failure);
+        exit_code = EXIT_CODE_FAILURE;
+    }
+    /* A run that a signal ended early is compared with nothing. */
+    bench->num_runs += exit_code == EXIT_CODE_OK && signals_interrupt() == 0;
+    imbrex_engine_destroy(settings.engine);
+    return exit_code;
+}
+
+static int run_all(struct kv_bench *bench)
+{
+    int32_t num_rounds = (int32_t)bench->settings->rounds.value;
+
+    for (int32_t round = 0; round < num_rounds; round++) {
+        for (int32_t i = 0; i < bench->num_policies && signals_interrupt() == 0; i++) {
+            int32_t policy = round % 2 == 0 ? i : bench->num_policies - 1 - i;
+            int exit_code = run_policy(bench, bench->policies[policy], round);
+            if (exit_code != EXIT_CODE_OK) {
+                return exit_code;
+            }
+        }
+    }
+    return EXIT_CODE_OK;
+}
+
+/* ---- report ---------------------------------------------------------------------------------- */
+
+static double hit_rate(const struct load_result *result)
+{
+    return result->num_queried_tokens > 0
+               ? (double)result->num_cached_tokens / (double)result->num_queried_tokens
+               : 0;
+}
+
+static void print_report(const struct kv_bench *bench)
+{
+    const struct load_plan *load = &bench->load;
+
+    output_printf("model         ");
+    output_escaped(bench->description.path, strlen(bench->description.path));
+    output_printf("\nengine        %" PRId32 " threads, %s kernels, context %" PRId32 ", %" PRId32
+                  " KV blocks of %" PRId32 " tokens, at most %" PRId32 " running\n",
+                  bench->plan.num_threads, bench->plan.kernels, bench->plan.context_size,
+                  bench->plan.kv_num_blocks, bench->plan.kv_block_size, bench->plan.max_running);
+    output_printf("load          %zu requests, %" PRId64 " different tokens", load->count,
+                  load_plan_distinct_tokens(load));
+    if (load->concurrency > 0) {
+        output_printf(", %" PRId64 " at once", load->concurrency);
+    }
+    if (bench->num_cut > 0) {
+        output_printf(", %zu cut to the context", bench->num_cut);
+    }
+    output_printf(", seed %" PRIu64 "\n\n", load->seed);
+    output_printf("%-12s%6s%10s%12s%12s%10s%10s%10s\n", "policy", "round", "hit rate", "saved",
+                  "prompts", "TTFT p50", "p99", "mean");
+    output_printf("%-12s%6s%10s%12s%12s%10s%10s%10s\n", "", "", "%", "tokens", "tokens", "ms", "ms",
+                  "ms");
+    for (int32_t i = 0; i < bench->num_runs; i++) {
+        const struct load_result *result = &bench->runs[i].result;
+        output_printf("%-12s%6" PRId32 "%10.2f%12" PRIu64 "%12" PRIu64 "%10.3f%10.3f%10.3f\n",
+                      bench->runs[i].policy, bench->runs[i].round + 1, 100 * hit_rate(result),
+                      result->num_cached_tokens, (uint64_t)result->num_prompt_tokens,
+                      result->ttft.p50 / 1e6, result->ttft.p99 / 1e6, result->ttft.mean / 1e6);
+    }
+}
+
+static json_t *json_run(const struct kv_run *kv_run)
+{
+    const struct load_result *result = &kv_run->result;
+
+    return json_pack(
+        "{s:s, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:{s:f, s:f, s:f, s:f, s:f}}", "policy",
+        kv_run->policy, "round", (int)kv_run->round + 1, "hit_rate", hit_rate(result),
+        "prompt_tokens", (json_int_t)result->num_prompt_tokens, "queried_tokens",
+        (json_int_t)result->num_queried_tokens, "cached_tokens",
+        (json_int_t)result->num_cached_tokens, "output_tokens",
+        (json_int_t)result->num_output_tokens, "completed", (json_int_t)result->num_completed,
+        "preemptions", (json_int_t)result->num_preemptions, "duration_s",
+        (double)result->duration_ns / 1e9, "ttft_ms", "mean", result->ttft.mean / 1e6, "p50",
+        result->ttft.p50 / 1e6, "p90", result->ttft.p90 / 1e6, "p99", result->ttft.p99 / 1e6, "max",
+        result->ttft.max / 1e6);
+}
+
+static int print_json(const struct kv_bench *bench)
+{
+    const struct load_plan *load = &bench->load;
+    json_t *runs = json_array();
+    bool is_good = true;
+
+    for (int32_t i = 0; i < bench->num_runs && is_good; i++) {
+        is_good = json_array_append_new(runs, json_run(&bench->runs[i])) == 0;
+    }
+    json_t *path = json_string(bench->description.path);
+    json_t *root = json_pack(
+        "{s:o, s:{s:i, s:s, s:i, s:i, s:i, s:i}, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:b, s:o}",
+        "model", path != NULL ? path : json_null(), "engine", "num_threads",
+        (int)bench->plan.num_threads, "kernels", bench->plan.kernels, "context_size",
+        (int)bench->plan.context_size, "kv_num_blocks", (int)bench->plan.kv_num_blocks,
+        "kv_block_size", (int)bench->plan.kv_block_size, "max_running",
+        (int)bench->plan.max_running, "load", "requests", (json_int_t)load->count, "block_tokens",
+        (json_int_t)load->block_tokens, "different_tokens",
+        (json_int_t)load_plan_distinct_tokens(load), "concurrency", (json_int_t)load->concurrency,
+        "cut", (json_int_t)bench->num_cut, "seed", (json_int_t)load->seed, "interrupted",
+        (int)(signals_interrupt() != 0), "runs", runs);
+    char *text =
+        root != NULL && is_good ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(root);
+    if (text == NULL) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
+    output_printf("%s\n", text);
+    free(text);
+    return EXIT_CODE_OK;
+}
+
+static int measure(struct kv_bench *bench)
+{
+    size_t num_runs = (size_t)bench->num_policies * (size_t)bench->settings->rounds.value;
+
+    bench->runs = calloc(num_runs, sizeof(*bench->runs));
+    if (bench->runs == NULL) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
+    signals_note_interrupts(true);
+    signals_watch_interrupts();
+    int exit_code = run_all(bench);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    if (bench->settings->json) {
+        exit_code = print_json(bench);
+    } else {
+        print_report(bench);
+    }
+    int signal_number = signals_interrupt();
+    return exit_code == EXIT_CODE_OK && signal_number != 0 ? EXIT_CODE_SIGNAL + signal_number
+                                                           : exit_code;
+}
+
+static int run(const void *settings, const char *model)
+{
+    struct kv_bench bench = {.settings = settings};
+    int exit_code = read_policies(&bench);
+
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = make_load(&bench);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = open_model(&bench, model);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = choose_options(&bench);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = measure(&bench);
+    }
+    free(bench.runs);
+    signals_set_model(NULL);
+    imbrex_model_close(bench.model);
+    load_plan_release(&bench.load);
+    return exit_code;
+}
+
+const struct command bench_kv = {
+    .name = "bench kv",
+    .synopsis = "[MODEL] [options]",
+    .summary = "prefix cache: policies side by side on conversations or a trace",
+    .description =
+        "Sends the same load to engines that differ in what their prefix cache keeps, one after "
+        "the other, and prints for each the share of prompt tokens that were found (hit rate), "
+        "how many need not be computed, and the time to the first token (TTFT). The load is "
+        "conversations with the same beginning, whose turns come back, or a trace of block ids. "
+        "imbrex kv-sim tells the hit rates of long traces without computing anything. MODEL is "
+        "a Hugging Face folder, a GGUF file or random:SHAPE; without it the built-in model is "
+        "used.",
+    .examples = "  imbrex bench kv --sessions 32 --policy lru,lfu,predictive --rounds 2\n"
+                "  imbrex bench kv --system-tokens 128 --turns 4-8 --kv-tokens 1024\n"
+                "  imbrex bench kv --trace mooncake.jsonl --requests 500 --scale 0.03125\n",
+    .options = {kv_options, sizeof(kv_options) / sizeof(kv_options[0])},
+    .defaults = &kv_defaults,
+    .settings_bytes = sizeof(kv_defaults),
+    .run = run,
+};
