@@ -29,8 +29,8 @@ def tile_text(plan):
 
 
 def make_table(name, result):
-    lines = [f"**{result['op']}**, {result['gpu']}, driver {result['driver']}, {result['date'][:10]}, "
-             f"commit {result['commit']}; {result['pairs']} pairs of replays of "
+    lines = [f"**{result['op']}**, {result['gpu']}, driver {result['driver']}, "
+             f"{result['date'][:10]}, commit {result['commit']}; {result['pairs']} pairs of replays of "
              f"{result['replay_ms']:g} ms ([{name}](../bench/results/{name})):", ""]
     has_pair = result["op"] == "gemm_swiglu"
     lines.append("| shape | M | cuBLASLt us | ours us | TFLOP/s | tile | GEMM / ours | p10-p90 |"
@@ -80,7 +80,8 @@ def main():
         page = file.read()
     made = make_page(page, root)
     if is_check and made != page:
-        sys.exit(f"{PAGE}: the tables are not those of bench/results; run tools/make_kernel_tables.py")
+        sys.exit(f"{PAGE}: the tables are not those of bench/results; "
+                 "run tools/make_kernel_tables.py")
     if not is_check:
         with open(path, "w", encoding="utf-8") as file:
             file.write(made)
