@@ -30,8 +30,8 @@ def tile_text(plan):
 
 def make_table(name, result):
     lines = [f"**{result['op']}**, {result['gpu']}, driver {result['driver']}, "
-             f"{result['date'][:10]}, commit {result['commit']}; {result['pairs']} pairs of replays of "
-             f"{result['replay_ms']:g} ms ([{name}](../bench/results/{name})):", ""]
+             f"{result['date'][:10]}, commit {result['commit']}; {result['pairs']} pairs of "
+             f"replays of {result['replay_ms']:g} ms ([{name}](../bench/results/{name})):", ""]
     has_pair = result["op"] == "gemm_swiglu"
     lines.append("| shape | M | cuBLASLt us | ours us | TFLOP/s | tile | GEMM / ours | p10-p90 |"
                  + (" (GEMM + activation) / ours |" if has_pair else "") + " MHz | W |")
