@@ -10,6 +10,7 @@ import pty
 import random
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -17,6 +18,9 @@ import unittest
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 BUILD = os.path.abspath(os.environ.get("IMBREX_BUILD", os.path.join(ROOT, "build")))
+# A shell that runs the tests in the background lets them ignore Ctrl-C, and so all they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 IMBREX = os.path.abspath(os.environ.get("IMBREX", os.path.join(BUILD, "imbrex")))
 BUILTIN = os.path.join(ROOT, "models", "stories260K")
 
