@@ -173,7 +173,7 @@ help:
 	@echo 'make check      style, layers, gcc and clang with -Werror, asan, tsan, fuzz 10 s each'
 	@echo 'make bench      check and time every kernel; time tokenizers, scheduler and KV cache'
 	@echo 'make differential  tokenizers against the Python package `tokenizers`, if it is there'
-	@echo 'make soak       a thousand mixed requests on a small real model, for many minutes'
+	@echo 'make soak       thousands of requests on a small real model, for many minutes'
 	@echo 'make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the threaded tests under ThreadSanitizer'
 	@echo 'make fuzz       libFuzzer, FUZZ_SECONDS=$(FUZZ_SECONDS) a target, two at a time'

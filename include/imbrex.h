@@ -541,7 +541,14 @@ struct imbrex_request_options {
      * only. NULL with 0. */
     const void *salt;
     size_t salt_bytes;
-    bool no_text; /* events carry no text; not together with stop strings */
+    /* What helps the prefix cache to guess whether the prompt's beginning will be wanted again; all
+     * may be 0. session and tenant are numbers of the caller's choice. */
+    uint64_t session;           /* requests of one conversation have the same */
+    int32_t turn;               /* 1: the first of its session */
+    uint32_t tenant;            /* who pays: requests of one tenant behave alike */
+    int64_t expected_return_ns; /* when the session's next request is expected, from the end on */
+    bool is_session_end;        /* no other will follow */
+    bool no_text;               /* events carry no text; not together with stop strings */
 
     imbrex_token_fn *callback; /* NULL: events are kept for imbrex_request_poll */
     void *user;

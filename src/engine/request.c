@@ -192,6 +192,8 @@ static enum imbrex_status check_options(const struct imbrex_model *model,
     TRY(check_end_tokens(model, options, err));
     TRY(check_priority(limits, options, err));
     TRY(check_not_negative("timeout_ns", options->timeout_ns, err));
+    TRY(check_not_negative("turn", options->turn, err));
+    TRY(check_not_negative("expected_return_ns", options->expected_return_ns, err));
     return check_array("salt", "bytes", options->salt, options->salt_bytes, MAX_SALT_BYTES, err);
 }
 
@@ -457,6 +459,11 @@ static enum imbrex_status create_prefix(struct imbrex_request *request,
         .last_gap_ns = -1,
         .context_size = limits->context_size,
         .temperature = options->temperature,
+        .session = options->session,
+        .turn = options->turn,
+        .tenant = options->tenant,
+        .expected_return_ns = options->expected_return_ns,
+        .is_session_end = options->is_session_end,
     };
     return IMBREX_STATUS_OK;
 }

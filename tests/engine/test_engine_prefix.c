@@ -353,13 +353,40 @@ static void test_policy_names(void **state)
     imbrex_engine_destroy(engine);
 }
 
+/* Catches: hints that are taken and get lost on their way to the policy. */
+static void test_hints(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_engine *engine = create_engine(
+        fixture->model, &(struct mix){.kv_cache_tokens = 1024, .num_threads = 1}, "lru", NULL);
+    struct imbrex_request *request;
+    struct imbrex_request_options options = imbrex_request_options_default(fixture->model);
+    options.prompt_text = "Once upon a time";
+    options.prompt_text_bytes = strlen(options.prompt_text);
+    options.max_tokens = 1;
+    options.session = 11;
+    options.turn = 3;
+    options.tenant = 7;
+    options.expected_return_ns = 5000000000;
+    options.is_session_end = true;
+    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
+    const struct kv_fingerprint *fingerprint = &request->prefix.kv.fingerprint;
+    assert_int_equal(fingerprint->session, 11);
+    assert_int_equal(fingerprint->turn, 3);
+    assert_int_equal(fingerprint->tenant, 7);
+    assert_int_equal(fingerprint->expected_return_ns, 5000000000);
+    assert_true(fingerprint->is_session_end);
+    imbrex_request_destroy(request);
+    imbrex_engine_destroy(engine);
+}
+
 int run_engine_prefix_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_roomy),         cmocka_unit_test(test_asynchronous),
-        cmocka_unit_test(test_tight),         cmocka_unit_test(test_forced_eviction),
-        cmocka_unit_test(test_what_is_found), cmocka_unit_test(test_policy_names),
-        cmocka_unit_test(test_weight_digest),
+        cmocka_unit_test(test_hints),           cmocka_unit_test(test_roomy),
+        cmocka_unit_test(test_asynchronous),    cmocka_unit_test(test_tight),
+        cmocka_unit_test(test_forced_eviction), cmocka_unit_test(test_what_is_found),
+        cmocka_unit_test(test_policy_names),    cmocka_unit_test(test_weight_digest),
     };
     return cmocka_run_group_tests_name("engine_prefix", tests, set_up, tear_down);
 }

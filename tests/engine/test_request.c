@@ -123,6 +123,8 @@ static void test_refused_numbers(void **state)
     REFUSE(priority, 1001, ": expected a number in [-1000, 1000], found 1001");
     REFUSE(priority, -1001, ": ");
     REFUSE(timeout_ns, -1, ": expected a number >= 0, found -1");
+    REFUSE(turn, -1, ": expected a number >= 0, found -1");
+    REFUSE(expected_return_ns, -1, ": expected a number >= 0, found -1");
 #undef REFUSE
     options = from_bos(fixture);
     options.max_tokens = IMBREX_NO_TOKENS;
