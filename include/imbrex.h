@@ -340,7 +340,7 @@ struct imbrex_engine_options {
      * depends on the chunk, a request's bits then depend on nothing but the request. */
     bool batch_invariant;
     /* Which KV blocks of finished requests stay for those with the same beginning: a name that
-     * imbrex_kv_policy_name gives; NULL: "lru"; "none": none stay. */
+     * imbrex_kv_policy_name (imbrex_kv.h) gives; NULL: "lru"; "none": none stay. */
     const char *kv_policy;
     uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
     imbrex_range_begin_fn *range_begin; /* NULL: none */

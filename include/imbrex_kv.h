@@ -87,8 +87,9 @@ struct imbrex_kv_sim_row {
 
 struct imbrex_kv_sim_trace {
     const char *trace, *format; /* "mooncake", "weka", "bailian" */
+    /* num_blocks: full ones of imbrex_kv_sim_options.block_size, of all prompts. */
     int64_t num_requests, num_sessions, num_blocks, num_tokens;
-    int32_t trace_block_size;
+    int32_t trace_block_size; /* tokens of one id in the file */
     double span_s;
     int64_t num_bad_lines, first_bad_line; /* lines skipped; the first one's number, 1-based */
     char first_bad_reason[160];

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/command.h"
@@ -428,6 +429,46 @@ static bool is_dash(const char *path)
     return path != NULL && strcmp(path, "-") == 0;
 }
 
+/* Whether both name one file that is there, or are the same text. */
+static bool is_same_file(const char *a, const char *b)
+{
+    struct stat a_stat, b_stat;
+    if (a == NULL || b == NULL || is_dash(a) || is_dash(b)) {
+        return false;
+    }
+    return strcmp(a, b) == 0 ||
+           (stat(a, &a_stat) == 0 && stat(b, &b_stat) == 0 && S_ISREG(a_stat.st_mode) &&
+            a_stat.st_dev == b_stat.st_dev && a_stat.st_ino == b_stat.st_ino);
+}
+
+/* A report may not replace what the run reads, nor the other report. */
+static int check_outputs(const struct kv_sim_settings *settings)
+{
+    const char *const outputs[] = {settings->json, settings->html};
+    const char *const names[] = {"json", "html"};
+
+    if (is_same_file(settings->json, settings->html)) {
+        output_error("kv-sim: expected --json and --html to be two files, found %s twice",
+                     settings->json);
+        return EXIT_CODE_INPUT;
+    }
+    for (int i = 0; i < 2; i++) {
+        for (size_t j = 0; j < settings->traces.count; j++) {
+            if (is_same_file(outputs[i], settings->traces.values[j])) {
+                output_error("kv-sim: --%s: expected a file of its own, found the trace %s",
+                             names[i], outputs[i]);
+                return EXIT_CODE_INPUT;
+            }
+        }
+        if (is_same_file(outputs[i], settings->starts)) {
+            output_error("kv-sim: --%s: expected a file of its own, found the starts %s", names[i],
+                         outputs[i]);
+            return EXIT_CODE_INPUT;
+        }
+    }
+    return EXIT_CODE_OK;
+}
+
 static int check_settings(const struct kv_sim_settings *settings, const char *operand)
 {
     size_t num_from_stdin = 0;
@@ -449,6 +490,10 @@ static int check_settings(const struct kv_sim_settings *settings, const char *op
     if (is_dash(settings->json) && is_dash(settings->html)) {
         output_error("kv-sim: expected one of --json and --html to be -, found both");
         return EXIT_CODE_INPUT;
+    }
+    int exit_code = check_outputs(settings);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
     }
     for (size_t i = 0; i < settings->traces.count; i++) {
         num_from_stdin += is_dash(settings->traces.values[i]);

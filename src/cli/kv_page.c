@@ -510,7 +510,7 @@ static void write_trace(const struct page *page)
         html_markup(page->file, " of %" PRId64 " sessions", trace->num_sessions);
     }
     html_markup(page->file,
-                " in %.0f s, %" PRId64 " prompt tokens, %" PRId64 " blocks of %" PRId32
+                " in %.0f s, %" PRId64 " prompt tokens in %" PRId64 " full blocks; ids of %" PRId32
                 " tokens; %" PRId64 " requests scored.</p>\n",
                 trace->span_s, trace->num_tokens, trace->num_blocks, trace->trace_block_size,
                 page->table.rows[0].num_requests);

@@ -234,7 +234,7 @@ static void print_trace(const struct imbrex_kv_sim_trace *trace)
     }
     output_printf(" in %.0f s,\n", trace->span_s);
     print_label("");
-    output_printf("%s prompt tokens, %" PRId64 " blocks of %" PRId32 "\n",
+    output_printf("%s prompt tokens in %" PRId64 " full blocks; ids of %" PRId32 " tokens\n",
                   kv_format_tokens(number, trace->num_tokens), trace->num_blocks,
                   trace->trace_block_size);
     if (trace->num_bad_lines > 0) {
@@ -459,7 +459,7 @@ static json_t *json_trace(const struct imbrex_kv_sim_trace *trace)
         "{s:o, s:s, s:I, s:I, s:I, s:I, s:i, s:f, s:o}", "trace", json_text(trace->trace), "format",
         trace->format, "num_requests", (json_int_t)trace->num_requests, "num_sessions",
         (json_int_t)trace->num_sessions, "num_blocks", (json_int_t)trace->num_blocks, "num_tokens",
-        (json_int_t)trace->num_tokens, "block_size", (int)trace->trace_block_size, "span_s",
+        (json_int_t)trace->num_tokens, "trace_block_size", (int)trace->trace_block_size, "span_s",
         trace->span_s, "bad_lines", json_bad_lines(trace));
 }
 

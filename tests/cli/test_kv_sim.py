@@ -521,6 +521,22 @@ class Reports(KvSimTestCase):
         with open("/dev/full", "wb") as full:
             self.assert_error(run(*arguments, stdout=full), 1, "standard output", "No space left")
 
+    # Fault: a report replaces the trace that it is about, or the other report.
+    def test_reports_have_files_of_their_own(self):
+        trace = self.trace()
+        with open(trace, "rb") as file:
+            content = file.read()
+        link = self.path("link.json")
+        os.symlink(trace, link)
+        arguments = ["kv-sim", "--trace", trace, "--capacity", "8k", "--policy", "lru"]
+        for option in ("--json", "--html"):
+            for path in (trace, link):
+                self.assert_error(run(*arguments, option, path), 2, option, "found the trace", path)
+        path = self.path("report")
+        self.assert_error(run(*arguments, "--json", path, "--html", path), 2, "two files", path)
+        with open(trace, "rb") as file:
+            self.assertEqual(file.read(), content)
+
     # Fault: Ctrl-C waits for the end of the run, or is told as an error; no progress is shown.
     def test_interrupt(self):
         terminal, stderr = open_terminal(self)
