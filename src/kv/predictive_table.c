@@ -5,6 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* 1/s: back within a nanosecond. Sums that were learned stay far below; those of a file need not,
+ * and an index must be finite. */
+#define MAX_HAZARD 1e9
+
 #define SECOND_NS INT64_C(1000000000)
 #define ROOT_OF_TWO_NS INT64_C(1414213562)
 
@@ -210,8 +214,8 @@ static void compute_hazards(struct predictive_table *table, int32_t cell_idx)
         /* Of what nothing is known, half is back when its age has doubled. */
         double prior = cell->parent < 0 ? 0.5 / seconds(bin_begin_ns(bin + 1))
                                         : table->cells[cell->parent].hazard[bin];
-        cell->hazard[bin] =
-            (cell->events[bin] + shrinkage) / (cell->exposure[bin] + shrinkage / prior);
+        double hazard = (cell->events[bin] + shrinkage) / (cell->exposure[bin] + shrinkage / prior);
+        cell->hazard[bin] = hazard < MAX_HAZARD ? hazard : MAX_HAZARD;
     }
     cell->renewal = table->renewal;
     cell->index[0] = -1.0f;
