@@ -323,6 +323,12 @@ enum imbrex_cpu_features {
 typedef void imbrex_range_begin_fn(void *user, const char *name);
 typedef void imbrex_range_end_fn(void *user);
 
+#define IMBREX_MAX_CONTEXT_SIZE (1 << 24)
+#define IMBREX_MAX_WAITING (1 << 20)
+#define IMBREX_MAX_KV_CACHE_TOKENS (1 << 30) /* places of tokens are int32 */
+#define IMBREX_MAX_RUNNING 4096              /* sequences; a step plans all of them */
+#define IMBREX_MAX_STEP_TOKENS (1 << 16)     /* more only costs memory */
+
 /* Each number has an upper limit, which the message that refuses it names. What cannot be used is
  * lowered, and imbrex_engine_memory_plan tells: max_step_tokens to the tokens of the cache,
  * max_running to max_step_tokens - kv_block_size + 1, so that each step has room for a prompt. */

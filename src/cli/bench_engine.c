@@ -21,12 +21,8 @@
 #define DEFAULT_REQUESTS 32
 #define DEFAULT_CONCURRENCY 8
 #define MAX_REQUESTS 10000000
-#define MAX_WAITING 1048576 /* requests that the engine is asked to let wait */
-#define MIN_RATE 1e-6       /* a request in 11 days */
-#define MIN_SLO_MS 1e-6     /* 1 ns */
-/* What the library takes. */
-#define MAX_RUNNING 4096
-#define MAX_STEP_TOKENS 65536
+#define MIN_RATE 1e-6   /* a request in 11 days */
+#define MIN_SLO_MS 1e-6 /* 1 ns */
 
 struct bench_settings {
     struct engine_settings engine;
@@ -64,7 +60,7 @@ static const struct option_spec bench_options[] = {
      .help = "closed loop: C requests at once, the next one as soon as one ends",
      .default_text = "8, without --rate and --trace",
      .min = 1,
-     .max = MAX_WAITING,
+     .max = IMBREX_MAX_WAITING,
      .offset = offsetof(struct bench_settings, concurrency)},
     {.long_name = "rate",
      .argument = "R",
@@ -97,7 +93,7 @@ static const struct option_spec bench_options[] = {
      .group = "Load",
      .help = "let all prompts begin with the same LENGTH ids, or be a part of them if they are "
              "shorter",
-     .max = MAX_CONTEXT_TOKENS,
+     .max = IMBREX_MAX_CONTEXT_SIZE,
      .offset = offsetof(struct bench_settings, shared_prefix)},
     {.long_name = "trace",
      .argument = "FILE.csv",
@@ -166,7 +162,7 @@ static const struct option_spec bench_options[] = {
              "preempt",
      .default_text = "enough for all that run at once",
      .min = 2,
-     .max = MAX_KV_TOKENS,
+     .max = IMBREX_MAX_KV_CACHE_TOKENS,
      .offset = offsetof(struct bench_settings, kv_tokens)},
     ENGINE_OPTION_KV_POLICY(struct bench_settings, "lru; none with --compare-invariant"),
     {.long_name = "max-running",
@@ -176,7 +172,7 @@ static const struct option_spec bench_options[] = {
      .help = "sequences in one step",
      .default_text = "the engine's",
      .min = 1,
-     .max = MAX_RUNNING,
+     .max = IMBREX_MAX_RUNNING,
      .offset = offsetof(struct bench_settings, max_running)},
     {.long_name = "max-step-tokens",
      .argument = "N",
@@ -185,7 +181,7 @@ static const struct option_spec bench_options[] = {
      .help = "tokens in one step, of prompts and outputs together",
      .default_text = "the engine's",
      .min = 1,
-     .max = MAX_STEP_TOKENS,
+     .max = IMBREX_MAX_STEP_TOKENS,
      .offset = offsetof(struct bench_settings, max_step_tokens)},
     {.long_name = "no-batch-invariant",
      .type = OPTION_TYPE_FLAG,
@@ -478,7 +474,7 @@ static int choose_kv_tokens(const struct bench_state *state, int64_t most_sequen
     struct imbrex_engine_options ample = *options;
     struct imbrex_memory_plan plan;
 
-    ample.kv_cache_tokens = (int32_t)larger_of(options->context_size, MAX_STEP_TOKENS);
+    ample.kv_cache_tokens = (int32_t)larger_of(options->context_size, IMBREX_MAX_STEP_TOKENS);
     if (imbrex_engine_plan(state->model, &ample, &plan, &err) != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
@@ -488,7 +484,8 @@ static int choose_kv_tokens(const struct bench_state *state, int64_t most_sequen
     /* A step has a token of each that runs and a block of a prompt; it is no larger than the
      * cache. */
     int64_t least = larger_of(options->context_size, plan.max_running + plan.kv_block_size - 1);
-    options->kv_cache_tokens = (int32_t)smaller_of(larger_of(kv_tokens, least), MAX_KV_TOKENS);
+    options->kv_cache_tokens =
+        (int32_t)smaller_of(larger_of(kv_tokens, least), IMBREX_MAX_KV_CACHE_TOKENS);
     return EXIT_CODE_OK;
 }
 
@@ -520,8 +517,8 @@ static int choose_engine_options(struct bench_state *state, struct imbrex_engine
     options->batch_invariant = !settings->no_batch_invariant;
     options->kv_policy = policy_of(settings);
     int64_t most_at_once = load->concurrency > 0 ? load->concurrency : (int64_t)load->count;
-    if (most_at_once > MAX_WAITING) {
-        most_at_once = MAX_WAITING;
+    if (most_at_once > IMBREX_MAX_WAITING) {
+        most_at_once = IMBREX_MAX_WAITING;
     }
     if (most_at_once > 1024) {
         options->max_waiting = (int32_t)most_at_once;

@@ -84,7 +84,7 @@ static const struct option_spec kv_options[] = {
      .type = OPTION_TYPE_INTEGER,
      .group = "Conversations",
      .help = "tokens with which all of them begin",
-     .max = MAX_CONTEXT_TOKENS,
+     .max = IMBREX_MAX_CONTEXT_SIZE,
      .offset = offsetof(struct kv_settings, system_tokens)},
     {.long_name = "turn-tokens",
      .argument = "LENGTH",
@@ -178,7 +178,7 @@ static const struct option_spec kv_options[] = {
      .help = "KV cache: tokens of all that runs and of all that is kept",
      .default_text = "a quarter of the load's different tokens, at least one context",
      .min = 2,
-     .max = MAX_KV_TOKENS,
+     .max = IMBREX_MAX_KV_CACHE_TOKENS,
      .offset = offsetof(struct kv_settings, kv_tokens)},
     {.long_name = "max-running",
      .argument = "N",
@@ -187,7 +187,7 @@ static const struct option_spec kv_options[] = {
      .help = "sequences in one step",
      .default_text = "the engine's",
      .min = 1,
-     .max = 4096,
+     .max = IMBREX_MAX_RUNNING,
      .offset = offsetof(struct kv_settings, max_running)},
     ENGINE_OPTION_CTX_SIZE(struct kv_settings,
                            "the longest request, at most what the model was made for; longer "
@@ -362,7 +362,7 @@ static int choose_options(struct kv_bench *bench)
     }
     kv_tokens = kv_tokens > context_size ? kv_tokens : context_size;
     bench->options.kv_cache_tokens =
-        (int32_t)(kv_tokens < MAX_KV_TOKENS ? kv_tokens : MAX_KV_TOKENS);
+        (int32_t)(kv_tokens < IMBREX_MAX_KV_CACHE_TOKENS ? kv_tokens : IMBREX_MAX_KV_CACHE_TOKENS);
     bench->options.max_running = (int32_t)settings->max_running.value;
     if (bench->load.count > 1024) {
         bench->options.max_waiting =

@@ -48,7 +48,7 @@ static const struct option_spec perplexity_options[] = {
      .help = "tokens scored together, at most what the model was made for; the last window may be "
              "shorter",
      .min = 2,
-     .max = MAX_CONTEXT_TOKENS,
+     .max = IMBREX_MAX_CONTEXT_SIZE,
      .offset = offsetof(struct perplexity_settings, window)},
     {.long_name = "json",
      .type = OPTION_TYPE_FLAG,

@@ -22,7 +22,9 @@ struct run_settings {
     bool no_parse_special, no_echo, chat, quiet;
 };
 
-static const struct run_settings run_defaults = {.engine = ENGINE_SETTINGS_DEFAULT};
+/* One text finds nothing of others: no keys are computed for it. */
+static const struct run_settings run_defaults = {
+    .engine = {.cpu = {.value = IMBREX_CPU_ALL}, .kv_policy = "none"}};
 
 static const struct option_spec run_options[] = {
     {.long_name = "prompt",

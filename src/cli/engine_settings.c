@@ -26,6 +26,7 @@ struct imbrex_engine_options engine_settings_to_options(const struct engine_sett
     options.cpu_features = (uint32_t)settings->cpu.value;
     options.context_size =
         settings->ctx_size.given ? (int32_t)settings->ctx_size.value : context_size;
+    options.kv_policy = "none";
     return options;
 }
 
@@ -95,7 +96,7 @@ static int read_kv_tokens(const char *text, const struct imbrex_model *model,
     int64_t block_bytes = (int64_t)description.kv_bytes_per_token * plan.kv_block_size;
     int64_t num_blocks = shift > 0 ? (amount << shift) / block_bytes : amount;
     int64_t least = ((int64_t)plan.context_size + plan.kv_block_size - 1) / plan.kv_block_size;
-    int64_t most = MAX_KV_TOKENS / plan.kv_block_size;
+    int64_t most = IMBREX_MAX_KV_CACHE_TOKENS / plan.kv_block_size;
     if (num_blocks < least || num_blocks > most) {
         output_error("--kv-blocks: expected %" PRId64 " to %" PRId64 " blocks of %" PRId64
                      " bytes (the context has %" PRId32 " tokens), found %" PRId64,

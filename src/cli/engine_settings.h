@@ -19,10 +19,6 @@ struct engine_settings {
         .cpu = {.value = IMBREX_CPU_ALL } \
     }
 
-/* What the library takes. */
-#define MAX_CONTEXT_TOKENS 16777216
-#define MAX_KV_TOKENS 1073741824
-
 #define ENGINE_KV_POLICY_DEFAULT "lru"
 
 extern const struct option_choice engine_cpu_choices[];
@@ -60,7 +56,7 @@ extern const struct option_choice engine_cpu_choices[];
      .help = "context: tokens of prompt and continuation together",    \
      .default_text = default_size,                                     \
      .min = 2,                                                         \
-     .max = MAX_CONTEXT_TOKENS,                                        \
+     .max = IMBREX_MAX_CONTEXT_SIZE,                                        \
      .offset = offsetof(settings, engine.ctx_size)}
 
 #define ENGINE_OPTION_KV_POLICY(settings, default_policy)              \
@@ -85,7 +81,8 @@ extern const struct option_choice engine_cpu_choices[];
      .offset = offsetof(settings, engine.kv_blocks)}
 /* clang-format on */
 
-/* What the library takes. `context_size` is used unless --ctx-size was given. */
+/* What the library takes. `context_size` is used unless --ctx-size was given. No prefix cache:
+ * commands that profit from one go on with engine_settings_choose_kv. */
 struct imbrex_engine_options engine_settings_to_options(const struct engine_settings *settings,
                                                         int32_t context_size);
 /* Refuses a name that is no policy, with those that are; `option` is for the message. Returns an

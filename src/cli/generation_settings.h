@@ -29,7 +29,7 @@ struct generation_settings {
      .type = OPTION_TYPE_INTEGER,                                                  \
      .group = "Length",                                                            \
      .help = "end after N tokens; 0: at an end token or when the context is full", \
-     .max = MAX_CONTEXT_TOKENS,                                                    \
+     .max = IMBREX_MAX_CONTEXT_SIZE,                                                    \
      .offset = offsetof(settings, generation.max_tokens)},                         \
     {.long_name = "stop",                                                          \
      .argument = "TEXT",                                                           \
@@ -42,7 +42,7 @@ struct generation_settings {
      .type = OPTION_TYPE_INTEGER,                                                  \
      .group = "Length",                                                            \
      .help = "no end token before N tokens",                                       \
-     .max = MAX_CONTEXT_TOKENS,                                                    \
+     .max = IMBREX_MAX_CONTEXT_SIZE,                                                    \
      .offset = offsetof(settings, generation.min_tokens)},                         \
     {.long_name = "ignore-eos",                                                    \
      .type = OPTION_TYPE_FLAG,                                                     \

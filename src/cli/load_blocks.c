@@ -86,7 +86,7 @@ static bool reserve(struct block_trace *trace, size_t num_blocks)
 /* Blocks of all lines are of one size, scaled to whole tokens. */
 static int set_block_tokens(struct block_trace *trace, json_int_t block_tokens)
 {
-    if (block_tokens < 1 || block_tokens > MAX_CONTEXT_TOKENS ||
+    if (block_tokens < 1 || block_tokens > IMBREX_MAX_CONTEXT_SIZE ||
         (trace->trace_block_tokens > 0 && trace->trace_block_tokens != block_tokens)) {
         return report_line(trace, "a block_size of 1 or more, the same in all lines");
     }
@@ -101,7 +101,7 @@ static bool read_length(const struct block_trace *trace, const json_t *value, in
 {
     json_int_t length = json_is_integer(value) ? json_integer_value(value) : -1;
 
-    if (length < 0 || length > MAX_CONTEXT_TOKENS) {
+    if (length < 0 || length > IMBREX_MAX_CONTEXT_SIZE) {
         return false;
     }
     *num_tokens = (int64_t)fmax(round((double)length * trace->source->scale), 1);

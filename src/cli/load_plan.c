@@ -63,7 +63,7 @@ static int report_lengths(const char *command, const char *option, const char *t
 {
     output_error("%s: --%s: expected " LOAD_LENGTHS_FORMS
                  " with 1 <= MIN <= MAX <= %d, 1 <= MEAN <= %d and 0 <= SIGMA <= 5, found \"%s\"",
-                 command, option, MAX_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS, text);
+                 command, option, IMBREX_MAX_CONTEXT_SIZE, IMBREX_MAX_CONTEXT_SIZE, text);
     return EXIT_CODE_INPUT;
 }
 
@@ -101,7 +101,7 @@ int load_lengths_parse(const char *command, const char *option, const char *text
         parsed.kind = LOAD_LENGTHS_LOGNORMAL;
         is_good = read_real(text + strlen(prefix), &end, &parsed.mean) && *end == ',' &&
                   read_real(end + 1, &end, &parsed.sigma) && *end == '\0' && parsed.mean >= 1 &&
-                  parsed.mean <= MAX_CONTEXT_TOKENS && parsed.sigma <= 5;
+                  parsed.mean <= IMBREX_MAX_CONTEXT_SIZE && parsed.sigma <= 5;
     } else {
         const char *end;
         is_good = read_count(text, &end, &parsed.min);
@@ -110,7 +110,7 @@ int load_lengths_parse(const char *command, const char *option, const char *text
             is_good = read_count(end + 1, &end, &parsed.max);
         }
         is_good = is_good && *end == '\0' && parsed.min >= 1 && parsed.max >= parsed.min &&
-                  parsed.max <= MAX_CONTEXT_TOKENS;
+                  parsed.max <= IMBREX_MAX_CONTEXT_SIZE;
     }
     if (!is_good) {
         return report_lengths(command, option, text);
@@ -177,7 +177,7 @@ static int32_t draw_length(const struct load_lengths *lengths, uint64_t *state)
     /* The mean of exp(x), x normal, is exp(mu + sigma^2 / 2). */
     double mu = log(lengths->mean) - lengths->sigma * lengths->sigma / 2;
     length = round(exp(mu + lengths->sigma * next_normal(state)));
-    return (int32_t)fmin(fmax(length, 1), MAX_CONTEXT_TOKENS);
+    return (int32_t)fmin(fmax(length, 1), IMBREX_MAX_CONTEXT_SIZE);
 }
 
 int load_plan_create(struct load_plan *plan, size_t count, const struct load_lengths *prompts,
@@ -230,7 +230,7 @@ static bool draw_session(struct load_plan *plan, const struct load_sessions *ses
             .num_output_tokens = draw_length(&sessions->output_tokens, state),
             .first_block = plan->num_block_ids,
         };
-        if (num_tokens + request->num_output_tokens > MAX_CONTEXT_TOKENS) {
+        if (num_tokens + request->num_output_tokens > IMBREX_MAX_CONTEXT_SIZE) {
             return false;
         }
         request->num_prompt_tokens = (int32_t)num_tokens;
@@ -304,7 +304,7 @@ static int draw_sessions(struct load_plan *plan, const struct load_sessions *ses
         if (!draw_session(plan, sessions, num_turns, begin_s, &state)) {
             output_error("bench kv: expected conversations of at most %d tokens, found a longer "
                          "one",
-                         MAX_CONTEXT_TOKENS);
+                         IMBREX_MAX_CONTEXT_SIZE);
             return EXIT_CODE_INPUT;
         }
         if (!append_session(plan, sessions, i)) {

@@ -266,8 +266,9 @@ static int read_tokens(const struct trace *trace, size_t line_number, enum colum
     char expected[64];
     long value = isdigit((unsigned char)field[0]) ? strtol(field, &end, 10) : 0;
 
-    if (end == NULL || *end != '\0' || value < 1 || value > MAX_CONTEXT_TOKENS) {
-        snprintf(expected, sizeof(expected), "a number of tokens in [1, %d]", MAX_CONTEXT_TOKENS);
+    if (end == NULL || *end != '\0' || value < 1 || value > IMBREX_MAX_CONTEXT_SIZE) {
+        snprintf(expected, sizeof(expected), "a number of tokens in [1, %d]",
+                 IMBREX_MAX_CONTEXT_SIZE);
         return report_field(trace, line_number, kind, expected, field);
     }
     *num_tokens = (int32_t)value;

@@ -15,11 +15,6 @@
 #define DEFAULT_MAX_WAITING 1024
 #define DEFAULT_KV_POLICY "lru"
 #define DEFAULT_PRIORITY_STEP_NS 1000000000
-#define MAX_CONTEXT_SIZE (1 << 24)          /* tokens; int32 slots with room to spare */
-#define MAX_KV_CACHE_TOKENS (1 << 30)       /* tokens; slots are int32 */
-#define MAX_STEP_TOKENS (1 << 16)           /* tokens; more only costs memory */
-#define MAX_RUNNING 4096                    /* sequences; a step plans all of them */
-#define MAX_WAITING (1 << 20)               /* requests */
 #define MAX_PRIORITY_STEP_NS 86400000000000 /* a day: times IMBREX_MAX_PRIORITY fits int64 */
 
 struct imbrex_engine_options imbrex_engine_options_default(void)
@@ -47,11 +42,11 @@ static enum imbrex_status check_options(const struct imbrex_engine_options *opti
                                         struct imbrex_error *err)
 {
     TRY(check_range("num_threads", options->num_threads, THREAD_POOL_MAX_THREADS, err));
-    TRY(check_range("context_size", options->context_size, MAX_CONTEXT_SIZE, err));
-    TRY(check_range("kv_cache_tokens", options->kv_cache_tokens, MAX_KV_CACHE_TOKENS, err));
-    TRY(check_range("max_running", options->max_running, MAX_RUNNING, err));
-    TRY(check_range("max_step_tokens", options->max_step_tokens, MAX_STEP_TOKENS, err));
-    TRY(check_range("max_waiting", options->max_waiting, MAX_WAITING, err));
+    TRY(check_range("context_size", options->context_size, IMBREX_MAX_CONTEXT_SIZE, err));
+    TRY(check_range("kv_cache_tokens", options->kv_cache_tokens, IMBREX_MAX_KV_CACHE_TOKENS, err));
+    TRY(check_range("max_running", options->max_running, IMBREX_MAX_RUNNING, err));
+    TRY(check_range("max_step_tokens", options->max_step_tokens, IMBREX_MAX_STEP_TOKENS, err));
+    TRY(check_range("max_waiting", options->max_waiting, IMBREX_MAX_WAITING, err));
     return check_range("priority_step_ns", options->priority_step_ns, MAX_PRIORITY_STEP_NS, err);
 }
 
