@@ -55,6 +55,9 @@ struct imbrex_kv_sim_options {
     double hint_error;
     /* Rows for `predictive` with one component off each, beside the whole. */
     bool has_ablations;
+    /* And two for each number that it was given, with that number changed: "predictive fan_out 2".
+     */
+    bool has_sensitivity;
     imbrex_kv_sim_progress_fn *progress;
     void *user;
 };

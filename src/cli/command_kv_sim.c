@@ -28,7 +28,7 @@ struct kv_sim_settings {
     const char *starts, *policies, *capacities, *prefill_rates, *target_queues, *json, *html;
     struct option_integer block_size, num_slots, seed;
     struct option_real decode_ms, session_span_s, warm, hint_error;
-    bool is_live, has_ablations;
+    bool is_live, has_ablations, has_sensitivity;
 };
 
 static const struct kv_sim_settings kv_sim_defaults = {
@@ -103,6 +103,12 @@ static const struct option_spec kv_sim_options[] = {
      .group = "Cache",
      .help = "also show predictive with one of its components off, for each of them",
      .offset = offsetof(struct kv_sim_settings, has_ablations)},
+    {.long_name = "sensitivity",
+     .type = OPTION_TYPE_FLAG,
+     .group = "Cache",
+     .help = "also show predictive with each number that it was given, not learned, changed both "
+             "ways, and what that does to its average closure",
+     .offset = offsetof(struct kv_sim_settings, has_sensitivity)},
     {.long_name = "capacity",
      .argument = "LIST",
      .type = OPTION_TYPE_STRING,
@@ -419,6 +425,9 @@ static int choose_policies(struct kv_sim_state *state)
     if (state->settings->has_ablations && !has_predictive) {
         return report_needs("ablations", "predictive among the policies of --policy, found none");
     }
+    if (state->settings->has_sensitivity && !has_predictive) {
+        return report_needs("sensitivity", "predictive among the policies of --policy, found none");
+    }
     state->options.policies = state->policy_names;
     state->options.num_policies = count;
     return EXIT_CODE_OK;
@@ -487,6 +496,11 @@ static int check_settings(const struct kv_sim_settings *settings, const char *op
         output_error("kv-sim: expected one of --target-queue and --prefill-rate, found both");
         return EXIT_CODE_INPUT;
     }
+    if (settings->has_sensitivity && settings->is_live) {
+        output_error("kv-sim: --sensitivity: expected the frozen timeline, on which closure is "
+                     "defined, found --live");
+        return EXIT_CODE_INPUT;
+    }
     if (is_dash(settings->json) && is_dash(settings->html)) {
         output_error("kv-sim: expected one of --json and --html to be -, found both");
         return EXIT_CODE_INPUT;
@@ -522,6 +536,7 @@ static int choose_options(struct kv_sim_state *state)
     options->is_live = settings->is_live;
     options->hint_error = settings->hint_error.given ? settings->hint_error.value : -1;
     options->has_ablations = settings->has_ablations;
+    options->has_sensitivity = settings->has_sensitivity;
 
     int exit_code = choose_capacities(state);
     if (exit_code == EXIT_CODE_OK) {
@@ -610,6 +625,7 @@ static int format_command_line(struct kv_sim_state *state)
     write_real_option(file, "hint-error", &settings->hint_error);
     fputs(settings->is_live ? " --live" : "", file);
     fputs(settings->has_ablations ? " --ablations" : "", file);
+    fputs(settings->has_sensitivity ? " --sensitivity" : "", file);
     bool is_written = ferror(file) == 0;
     if (fclose(file) != 0 || !is_written) {
         return report_out_of_memory();
@@ -785,6 +801,7 @@ static int run_loads(struct kv_sim_state *state)
     int signal_number = signals_interrupt();
     state->report.was_interrupted = signal_number != 0;
     if (is_shown) {
+        kv_report_print_sensitivity(&state->report);
         kv_report_print_terms(&state->report);
     }
     exit_code = write_report_files(state);

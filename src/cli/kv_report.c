@@ -363,6 +363,49 @@ void kv_report_print_load(const struct kv_report *report, size_t load_idx)
     }
 }
 
+/* Over all loads, traces and capacities at which lru and MIN differ. NaN: there is none. */
+static double average_closure(const struct kv_report *report, size_t policy_idx)
+{
+    struct kv_table table;
+    double sum = 0;
+    int64_t count = 0;
+
+    for (size_t i = 0; i < report->num_loads; i++) {
+        for (size_t j = 0; kv_report_table(report, i, j, &table); j++) {
+            for (size_t k = 0; k < table.num_capacities; k++) {
+                double closure = kv_row_closure(kv_table_row(&table, k, policy_idx));
+                sum += isnan(closure) ? 0 : closure;
+                count += !isnan(closure);
+            }
+        }
+    }
+    return count > 0 ? sum / (double)count : NAN;
+}
+
+void kv_report_print_sensitivity(const struct kv_report *report)
+{
+    static const char prefix[] = "predictive ";
+    struct kv_table table;
+    double whole = NAN;
+
+    if (!report->options->has_sensitivity || !kv_report_table(report, 0, 0, &table)) {
+        return;
+    }
+    for (size_t i = 0; i < table.num_policies; i++) {
+        const char *policy = kv_table_policy(&table, i);
+        if (strcmp(policy, "predictive") == 0) {
+            whole = average_closure(report, i);
+            output_printf(
+                "\nsensitivity: average closure of predictive, %.2f %%, and its change in "
+                "points\n",
+                100 * whole);
+        } else if (strncmp(policy, prefix, strlen(prefix)) == 0 && policy[strlen(prefix)] != '-') {
+            output_printf("  %-24s %+6.2f\n", policy + strlen(prefix),
+                          100 * (average_closure(report, i) - whole));
+        }
+    }
+}
+
 void kv_report_print_terms(const struct kv_report *report)
 {
     if (report->was_interrupted) {
@@ -431,7 +474,7 @@ static json_t *json_options(const struct imbrex_kv_sim_options *options)
     for (size_t i = 0; i < options->num_capacities && capacities != NULL; i++) {
         capacities = append(capacities, json_integer(options->capacities[i]));
     }
-    return json_pack("{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b}", "traces",
+    return json_pack("{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b, s:b}", "traces",
                      json_texts(options->traces, options->num_traces), "starts",
                      json_text(options->starts), "session_span_s", options->session_span_s,
                      "capacities", capacities, "block_size", (int)options->block_size, "num_slots",
@@ -440,7 +483,7 @@ static json_t *json_options(const struct imbrex_kv_sim_options *options)
                      "seed", json_integer((json_int_t)options->seed), "warm", options->warm,
                      "timeline", options->is_live ? "live" : "frozen", "hint_error",
                      json_given(options->hint_error, options->hint_error >= 0), "ablations",
-                     (int)options->has_ablations);
+                     (int)options->has_ablations, "sensitivity", (int)options->has_sensitivity);
 }
 
 static json_t *json_bad_lines(const struct imbrex_kv_sim_trace *trace)

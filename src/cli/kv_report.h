@@ -74,6 +74,9 @@ extern const struct kv_term kv_terms[]; /* ended by a NULL word */
 /* To standard output: what holds for all, one load's tables, and the meaning of the words. */
 void kv_report_print_head(const struct kv_report *report);
 void kv_report_print_load(const struct kv_report *report, size_t load_idx);
+/* What each number of predictive is worth: the change of its average closure over all rows of the
+ * run. Nothing if it was not asked for, or no load was replayed. */
+void kv_report_print_sensitivity(const struct kv_report *report);
 void kv_report_print_terms(const struct kv_report *report);
 
 /* *text is freed by the caller with free(). Exit codes; failures are reported. */

@@ -6,7 +6,7 @@
  *                        their age. Dated by arrival if the queue protects them from then on, else
  *                        by admission: a policy blind to the queue must hold them until then
  *   end                  the request's blocks become up to three segments (predictive_segments.h)
- *   every 64 ends        time without return is counted, indices are those of all seen until now
+ *   now and then         time without return is counted, indices are those of all seen until now
  *   victim               of the segments whose tail is idle and has no descendants, the one of the
  *                        least index (predictive_table.h); its tail goes
  *   guard                a shadow lru; where it leads, lru decides for a while */
@@ -20,9 +20,6 @@
 #include "kv/queue_order.h"
 
 enum {
-    /* Children of a block, counted as they come, from which on prompts part there. */
-    FAN_OUT = 3,
-    RENEWAL_ENDS = 64,
     /* Blocks of one segment that one answer may name. */
     MAX_RUN = 64,
 };
@@ -36,7 +33,7 @@ struct predictive_policy {
     struct segments segments;
     struct predictive_guard guard;
     struct queue_order order;  /* all idle blocks while lru decides; their ages always */
-    unsigned char *num_parted; /* [num_blocks] children seen, up to FAN_OUT */
+    unsigned char *num_parted; /* [num_blocks] children seen, up to fan_out */
     bool *is_idle;             /* [num_blocks] */
     int32_t *num_seen;         /* [max_requests] blocks of its path that others had before */
     int32_t arriving_idx, arriving_depth; /* the request whose misses follow */
@@ -128,7 +125,7 @@ static void predictive_leave(struct kv_policy *policy, const struct kv_policy_re
 
 static void renew(struct predictive_policy *predictive, int64_t now_ns)
 {
-    if (++predictive->num_ends < RENEWAL_ENDS) {
+    if (++predictive->num_ends < predictive->options.knobs.renewal_ends) {
         return;
     }
     predictive->num_ends = 0;
@@ -147,7 +144,7 @@ static void predictive_finish(struct kv_policy *policy, const struct kv_policy_r
 
     predictive->scanned_idx = -1;
     for (int32_t i = num_blocks - 1; i >= 0 && ends[0] == 0; i--) {
-        if (predictive->num_parted[request->blocks[i]] >= FAN_OUT) {
+        if (predictive->num_parted[request->blocks[i]] >= options->knobs.fan_out) {
             ends[0] = i + 1;
         }
     }
@@ -157,8 +154,9 @@ static void predictive_finish(struct kv_policy *policy, const struct kv_policy_r
         if (end <= begin) {
             continue;
         }
-        int32_t class_idx = predictive_class(request->fingerprint, (enum predictive_region)region,
-                                             num_new * options->block_size, options->use_hints);
+        int32_t class_idx =
+            predictive_class(&options->knobs, request->fingerprint, (enum predictive_region)region,
+                             num_new * options->block_size, options->use_hints);
         segments_add(&predictive->segments, &request->blocks[begin], end - begin,
                      predictive_table_cell(&predictive->table, class_idx), now_ns);
         begin = end;
@@ -188,7 +186,8 @@ static void predictive_insert(struct kv_policy *policy, int32_t block_idx, int32
 
     predictive->num_parted[block_idx] = 0;
     predictive->is_idle[block_idx] = false;
-    if (parent >= 0 && !is_back && predictive->num_parted[parent] < FAN_OUT) {
+    if (parent >= 0 && !is_back &&
+        predictive->num_parted[parent] < predictive->options.knobs.fan_out) {
         predictive->num_parted[parent]++;
     }
     if (predictive->options.use_guard) {
@@ -421,9 +420,10 @@ enum imbrex_status kv_policy_predictive_create(const struct kv_policy_options *o
     predictive->options = *options;
     predictive->scanned_idx = -1;
     predictive->is_lru = !options->use_table;
-    TRY_OR_FAIL(predictive_table_init(&predictive->table, err));
+    TRY_OR_FAIL(predictive_table_init(&options->knobs, &predictive->table, err));
     TRY_OR_FAIL(segments_init(options->num_blocks, &predictive->table, &predictive->segments, err));
-    TRY_OR_FAIL(predictive_guard_init(options->num_blocks, &predictive->guard, err));
+    TRY_OR_FAIL(
+        predictive_guard_init(&options->knobs, options->num_blocks, &predictive->guard, err));
     TRY_OR_FAIL(queue_order_init(options->num_blocks, &predictive->order, err));
     predictive->order.ignores_queue = !options->use_queue;
     size_t num_blocks = (size_t)options->num_blocks, num_requests = (size_t)options->max_requests;

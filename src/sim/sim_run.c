@@ -19,6 +19,12 @@
 #define DECODE_CHAT_S 0.02
 #define DECODE_AGENTS_S 0.01
 
+enum {
+#define X(name, value, low, high) +2
+    NUM_KNOB_ROWS = 0 KV_PREDICTIVE_KNOB_LIST(X)
+#undef X
+};
+
 /* What one row of the table runs. */
 struct row_plan {
     const char *name, *policy; /* policy NULL: not one of the engine's */
@@ -181,6 +187,17 @@ static void add_ablations(struct sim_run *run)
     }
 }
 
+static void add_knobs(struct sim_run *run)
+{
+#define X(name, value, low, high)                                   \
+    add_plan(run, "predictive " #name " " #low, "predictive");      \
+    run->plans[run->num_plans - 1].policy_options.knobs.name = low; \
+    add_plan(run, "predictive " #name " " #high, "predictive");     \
+    run->plans[run->num_plans - 1].policy_options.knobs.name = high;
+    KV_PREDICTIVE_KNOB_LIST(X)
+#undef X
+}
+
 /* lru first: all others are compared with it. */
 static enum imbrex_status plan_rows(struct sim_run *run, struct imbrex_error *err)
 {
@@ -191,7 +208,7 @@ static enum imbrex_status plan_rows(struct sim_run *run, struct imbrex_error *er
         for (num_names = 0; kv_policy_name((int32_t)num_names) != NULL; num_names++) {
         }
     }
-    if (!size_add(num_names, 1 + MAX_ABLATIONS, &num_bytes) ||
+    if (!size_add(num_names, 1 + MAX_ABLATIONS + NUM_KNOB_ROWS, &num_bytes) ||
         !size_mul(num_bytes, sizeof(*run->plans), &num_bytes) ||
         (run->plans = malloc(num_bytes)) == NULL) {
         return error_out_of_memory(err, "rows", num_bytes);
@@ -208,6 +225,9 @@ static enum imbrex_status plan_rows(struct sim_run *run, struct imbrex_error *er
         add_plan(run, name, name);
         if (options->has_ablations && strcmp(name, "predictive") == 0) {
             add_ablations(run);
+        }
+        if (options->has_sensitivity && strcmp(name, "predictive") == 0) {
+            add_knobs(run);
         }
     }
     run->rows_a_capacity = run->num_plans + (options->is_live ? 1 : 2);

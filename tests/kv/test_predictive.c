@@ -60,18 +60,19 @@ static void test_classes(void **state)
                                          : hint == 3 ? 100 * SECOND
                                          : hint == 4 ? INT64_MAX
                                                      : 0;
-        int32_t class_idx =
-            predictive_class(&fingerprint, (enum predictive_region)(rest / 5), num_new, true);
+        int32_t class_idx = predictive_class(&kv_predictive_knobs_default, &fingerprint,
+                                             (enum predictive_region)(rest / 5), num_new, true);
         assert_in_range(class_idx, 0, PREDICTIVE_NUM_CLASSES - 1);
         assert_int_equal(is_seen[class_idx], 0);
         is_seen[class_idx] = 1;
         fingerprint.is_session_end = true;
-        int32_t blind =
-            predictive_class(&fingerprint, (enum predictive_region)(rest / 5), num_new, false);
+        int32_t blind = predictive_class(&kv_predictive_knobs_default, &fingerprint,
+                                         (enum predictive_region)(rest / 5), num_new, false);
         fingerprint.is_session_end = false;
         fingerprint.expected_return_ns = 0;
-        assert_int_equal(blind, predictive_class(&fingerprint, (enum predictive_region)(rest / 5),
-                                                 num_new, true));
+        assert_int_equal(blind,
+                         predictive_class(&kv_predictive_knobs_default, &fingerprint,
+                                          (enum predictive_region)(rest / 5), num_new, true));
     }
 }
 
@@ -105,7 +106,8 @@ static void test_index_looks_ahead(void **state)
     (void)state;
     struct predictive_table table;
     struct imbrex_error err;
-    assert_int_equal(predictive_table_init(&table, &err), IMBREX_STATUS_OK);
+    assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &table, &err),
+                     IMBREX_STATUS_OK);
     int32_t sure = learn(&table, 0, 60 * SECOND, 0.95);
     int32_t rare = learn(&table, PREDICTIVE_NUM_CLASSES - 1, 20 * SECOND, 0.1);
     predictive_table_renew(&table);
@@ -140,8 +142,10 @@ static void test_save_and_load(void **state)
     struct imbrex_error err;
     unsigned char *bytes, *again;
     size_t num_bytes, num_again;
-    assert_int_equal(predictive_table_init(&table, &err), IMBREX_STATUS_OK);
-    assert_int_equal(predictive_table_init(&loaded, &err), IMBREX_STATUS_OK);
+    assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &table, &err),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &loaded, &err),
+                     IMBREX_STATUS_OK);
     learn(&table, 5, 60 * SECOND, 0.9);
     learn(&table, 700, 7 * SECOND, 0.4);
     assert_int_equal(predictive_table_save(&table, &bytes, &num_bytes, &err), IMBREX_STATUS_OK);
@@ -176,7 +180,8 @@ static void test_many_classes(void **state)
     struct imbrex_error err;
     unsigned char *bytes;
     size_t num_bytes;
-    assert_int_equal(predictive_table_init(&table, &err), IMBREX_STATUS_OK);
+    assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &table, &err),
+                     IMBREX_STATUS_OK);
     for (int32_t class_idx = 0; class_idx < PREDICTIVE_NUM_CLASSES; class_idx++) {
         learn(&table, class_idx, 10 * SECOND, 0.5);
     }
@@ -315,7 +320,8 @@ static void test_guard_is_lru(void **state)
     static struct world world;
     uint32_t random = 3;
     int64_t num_hits = 0, num_shadow = 0;
-    assert_int_equal(predictive_guard_init(40, &guard, &err), IMBREX_STATUS_OK);
+    assert_int_equal(predictive_guard_init(&kv_predictive_knobs_default, 40, &guard, &err),
+                     IMBREX_STATUS_OK);
     world_init(&world, "lru", 40, NULL);
     for (int32_t i = 0; i < 5000; i++) {
         int32_t path[5], num_blocks = 1 + (int32_t)world_random(&random, 5);
