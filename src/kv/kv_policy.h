@@ -94,6 +94,12 @@ struct kv_policy_options {
     struct kv_predictive_knobs knobs;
 };
 
+/* A path that a policy expects to be asked for, whose end is not resident. */
+struct kv_prediction {
+    uint64_t key_hash; /* of its last block */
+    double value;      /* comparable with kv_policy_functions.value, more than 0 */
+};
+
 struct kv_policy {
     const struct kv_policy_functions *functions;
     const struct kv_cache *cache; /* for the questions below; set by the cache */
@@ -113,7 +119,8 @@ struct kv_policy_functions {
                    int64_t now_ns);
     void (*leave)(struct kv_policy *policy, const struct kv_policy_request *request,
                   int64_t now_ns);
-    /* Blocks. insert: a block came into the cache, busy, for this request. hit: a busy or idle
+    /* Blocks. insert: a block came into the cache, busy, for this request; -1: from a slower tier,
+     * for nobody yet, and becomes idle right after it. hit: a busy or idle
      * block of the cache is used by a request that was admitted. idle, busy: it may, may not be a
      * victim; of one request the tails become idle first. evict: it is forgotten. */
     void (*insert)(struct kv_policy *policy, int32_t block_idx, int32_t request_idx,
@@ -129,6 +136,12 @@ struct kv_policy_functions {
      * each key of an arriving request that is not resident, nearest the head first, at most one
      * call chain a request. NULL: it keeps none. */
     void (*miss)(struct kv_policy *policy, uint64_t key_hash, int64_t now_ns);
+    /* For who can bring blocks up from a slower tier. predict: at most max_predictions, the most
+     * valuable first; returns their number. value: of an idle block, what keeping it is worth, in
+     * the same unit. Both NULL: the policy expects nothing. */
+    int32_t (*predict)(struct kv_policy *policy, struct kv_prediction *predictions,
+                       int32_t max_predictions, int64_t now_ns);
+    double (*value)(struct kv_policy *policy, int32_t block_idx, int64_t now_ns);
     size_t (*state_bytes)(const struct kv_policy *policy);
     /* What it learned, to go on after a restart; NULL: nothing to keep. The text is versioned;
      * FORMAT if it is not this policy's. */

@@ -181,8 +181,13 @@ static void predictive_insert(struct kv_policy *policy, int32_t block_idx, int32
     struct predictive_policy *predictive = self(policy);
     int32_t parent = kv_cache_parent(policy->cache, block_idx);
     uint64_t key = kv_cache_key_hash(policy->cache, block_idx);
+    if (request_idx < 0) {
+        predictive->num_parted[block_idx] = 0;
+        predictive->is_idle[block_idx] = false;
+        segments_promote(&predictive->segments, block_idx, parent, key, now_ns);
+        return;
+    }
     bool is_back = segments_find_ghost(&predictive->segments, key, true, now_ns);
-    (void)request_idx;
 
     predictive->num_parted[block_idx] = 0;
     predictive->is_idle[block_idx] = false;
@@ -348,6 +353,51 @@ static int32_t predictive_victim(struct kv_policy *policy, int64_t now_ns)
     return block_idx;
 }
 
+/* ---- what may be brought up again ------------------------------------------------------------- */
+
+/* Of segments that have lost blocks to eviction those of the largest indices: what the cache would
+ * hold if it could choose again now. */
+static int32_t predictive_predict(struct kv_policy *policy, struct kv_prediction *predictions,
+                                  int32_t max_predictions, int64_t now_ns)
+{
+    struct predictive_policy *predictive = self(policy);
+    const struct segments *segments = &predictive->segments;
+    const int32_t firsts[2] = {segments->live.first, segments->ghosts.first};
+    int32_t num_predictions = 0;
+
+    for (int32_t list = 0; list < 2 && !predictive->is_lru; list++) {
+        for (int32_t i = firsts[list]; i >= 0; i = segments->links.next[i]) {
+            struct segment *segment = &predictive->segments.segments[i];
+            if (!segment->has_tail_key || segment->num_ghosts == 0) {
+                continue;
+            }
+            double value = index_of(predictive, segment, now_ns);
+            int32_t place = num_predictions;
+            while (place > 0 && value > predictions[place - 1].value) {
+                if (place < max_predictions) {
+                    predictions[place] = predictions[place - 1];
+                }
+                place--;
+            }
+            if (place < max_predictions) {
+                predictions[place] =
+                    (struct kv_prediction){.key_hash = segment->tail_key, .value = value};
+                num_predictions += num_predictions < max_predictions;
+            }
+        }
+    }
+    return num_predictions;
+}
+
+static double predictive_value(struct kv_policy *policy, int32_t block_idx, int64_t now_ns)
+{
+    struct predictive_policy *predictive = self(policy);
+    int32_t segment_idx = predictive->segments.segment_of[block_idx];
+    return segment_idx < 0
+               ? 0.0
+               : index_of(predictive, &predictive->segments.segments[segment_idx], now_ns);
+}
+
 /* ---- the rest -------------------------------------------------------------------------------- */
 
 static size_t predictive_state_bytes(const struct kv_policy *policy)
@@ -403,6 +453,8 @@ static const struct kv_policy_functions functions = {
     .evict = predictive_evict,
     .victim = predictive_victim,
     .miss = predictive_miss,
+    .predict = predictive_predict,
+    .value = predictive_value,
     .state_bytes = predictive_state_bytes,
     .save = predictive_save,
     .load = predictive_load,

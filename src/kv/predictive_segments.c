@@ -228,6 +228,51 @@ void segments_evict(struct segments *segments, int32_t block_idx, uint64_t key)
     }
 }
 
+/* The segment whose end the block was. -1: none is known. */
+static int32_t find_home(const struct segments *segments, int32_t parent_idx, uint64_t key)
+{
+    int32_t segment_idx = parent_idx >= 0 ? segments->segment_of[parent_idx] : -1;
+    if (segment_idx >= 0 && segments->segments[segment_idx].blocks.last == parent_idx &&
+        segments->segments[segment_idx].num_ghosts > 0) {
+        return segment_idx;
+    }
+    segment_idx = key_table_find(&segments->keys, key);
+    return segment_idx >= 0 && !segments->segments[segment_idx].is_live &&
+                   segments->segments[segment_idx].num_ghosts > 0
+               ? segment_idx
+               : -1;
+}
+
+void segments_promote(struct segments *segments, int32_t block_idx, int32_t parent_idx,
+                      uint64_t key, int64_t now_ns)
+{
+    int32_t segment_idx = find_home(segments, parent_idx, key);
+    if (segment_idx < 0) {
+        segments_add(segments, &block_idx, 1, 0, now_ns);
+        segment_idx = segments->segment_of[block_idx];
+        segments->segments[segment_idx].num_awaiting = 0;
+        segments->is_awaiting[block_idx] = false;
+        return;
+    }
+    struct segment *segment = &segments->segments[segment_idx];
+    if (!segment->is_live) {
+        segment->is_live = true;
+        block_list_remove(&segments->ghosts, segments->links, segment_idx);
+        block_list_append(&segments->live, segments->links, segment_idx);
+    }
+    block_list_append(&segment->blocks, segments->block_links, block_idx);
+    segments->segment_of[block_idx] = segment_idx;
+    segments->is_awaiting[block_idx] = true;
+    segment->num_ghosts--;
+    if (segment->has_head_key) {
+        forget_key(segments, segment_idx, segment->head_key);
+        segment->has_head_key = false;
+    }
+    if (segment->num_ghosts == 0) {
+        forget_keys(segments, segment_idx);
+    }
+}
+
 bool segments_find_ghost(struct segments *segments, uint64_t key, bool must_return, int64_t now_ns)
 {
     int32_t segment_idx = key_table_find(&segments->keys, key);
