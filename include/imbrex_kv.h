@@ -58,6 +58,11 @@ struct imbrex_kv_sim_options {
     /* And two for each number that it was given, with that number changed: "predictive fan_out 2".
      */
     bool has_sensitivity;
+    /* Each policy is replayed once more, over a slower tier that keeps what the cache forgets and
+     * from which the engine's planner fetches ahead: imbrex_kv_sim_row.prefetch. All other figures
+     * are those of the cache alone. */
+    bool has_prefetch;
+    double fetch_ratio; /* tokens that are fetched in the time that computing one takes; 8 */
     imbrex_kv_sim_progress_fn *progress;
     void *user;
 };
@@ -67,6 +72,22 @@ IMBREX_API struct imbrex_kv_sim_options imbrex_kv_sim_options_default(void);
 /* Of times in s. */
 struct imbrex_kv_sim_spread {
     double mean, p50, p90, p99;
+};
+
+/* What a policy's replay over a slower tier gave. Blocks; of scored requests, or planned since the
+ * first of them came. */
+struct imbrex_kv_sim_prefetch {
+    bool was_replayed; /* else nothing below counts */
+    /* Planned to be fetched; of these used by a request, forgotten again unused, taken back before
+     * they began. The rest was still there or on its way at the end. */
+    int64_t num_planned, num_used, num_wasted, num_cancelled;
+    /* Computed again although the slower tier had them: their request had waited, so that it could
+     * have been told; or it had not, and only a prediction could have. */
+    int64_t num_late, num_unforeseen;
+    double precision; /* used / (used + wasted); NaN: neither */
+    double recall;    /* used / (used + late + unforeseen); NaN: none of them */
+    double hit_rate;  /* of tokens in the cache, the fetched among them */
+    struct imbrex_kv_sim_spread ttft;
 };
 
 /* One policy on one trace at one capacity. Rates in [0, 1], of tokens of scored requests. */
@@ -83,9 +104,9 @@ struct imbrex_kv_sim_row {
     struct imbrex_kv_sim_spread ttft;
     int64_t num_requests, num_blocks; /* scored requests; accesses of all */
     int64_t num_evicted;
-    double accesses_per_s;                      /* of the replay, on this machine */
-    size_t state_bytes;                         /* the policy's, at its largest */
-    double prefetch_precision, prefetch_recall; /* of the planner; NaN: the policy plans nothing */
+    double accesses_per_s; /* of the replay, on this machine */
+    size_t state_bytes;    /* the policy's, at its largest */
+    struct imbrex_kv_sim_prefetch prefetch;
 };
 
 struct imbrex_kv_sim_trace {

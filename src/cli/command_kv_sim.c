@@ -27,8 +27,8 @@ struct kv_sim_settings {
     struct option_strings traces;
     const char *starts, *policies, *capacities, *prefill_rates, *target_queues, *json, *html;
     struct option_integer block_size, num_slots, seed;
-    struct option_real decode_ms, session_span_s, warm, hint_error;
-    bool is_live, has_ablations, has_sensitivity;
+    struct option_real decode_ms, session_span_s, warm, hint_error, fetch_ratio;
+    bool is_live, has_ablations, has_sensitivity, has_prefetch;
 };
 
 static const struct kv_sim_settings kv_sim_defaults = {
@@ -38,6 +38,7 @@ static const struct kv_sim_settings kv_sim_defaults = {
     .seed = {.value = 1},
     .session_span_s = {.value = 28800},
     .warm = {.value = 0.5},
+    .fetch_ratio = {.value = 8},
 };
 
 static const struct option_spec kv_sim_options[] = {
@@ -155,6 +156,23 @@ static const struct option_spec kv_sim_options[] = {
      .above_min = true,
      .is_double = true,
      .offset = offsetof(struct kv_sim_settings, decode_ms)},
+    {.long_name = "prefetch",
+     .type = OPTION_TYPE_FLAG,
+     .group = "Service",
+     .help =
+         "replay each policy once more over a slower tier that keeps what the cache forgets and "
+         "from which waiting and expected requests' blocks are fetched ahead; all other "
+         "figures are those of the cache alone",
+     .offset = offsetof(struct kv_sim_settings, has_prefetch)},
+    {.long_name = "fetch-ratio",
+     .argument = "R",
+     .type = OPTION_TYPE_REAL,
+     .group = "Service",
+     .help = "tokens that --prefetch fetches in the time that computing one takes",
+     .max = 1e6,
+     .above_min = true,
+     .is_double = true,
+     .offset = offsetof(struct kv_sim_settings, fetch_ratio)},
     {.long_name = "live",
      .type = OPTION_TYPE_FLAG,
      .group = "Service",
@@ -501,6 +519,9 @@ static int check_settings(const struct kv_sim_settings *settings, const char *op
                      "defined, found --live");
         return EXIT_CODE_INPUT;
     }
+    if (settings->fetch_ratio.given && !settings->has_prefetch) {
+        return report_needs("fetch-ratio", "--prefetch beside it, found none");
+    }
     if (is_dash(settings->json) && is_dash(settings->html)) {
         output_error("kv-sim: expected one of --json and --html to be -, found both");
         return EXIT_CODE_INPUT;
@@ -535,6 +556,8 @@ static int choose_options(struct kv_sim_state *state)
     options->warm = settings->warm.value;
     options->is_live = settings->is_live;
     options->hint_error = settings->hint_error.given ? settings->hint_error.value : -1;
+    options->has_prefetch = settings->has_prefetch;
+    options->fetch_ratio = settings->fetch_ratio.value;
     options->has_ablations = settings->has_ablations;
     options->has_sensitivity = settings->has_sensitivity;
 
@@ -624,6 +647,9 @@ static int format_command_line(struct kv_sim_state *state)
     fprintf(file, " --warm %.15g --seed %" PRId64, settings->warm.value, settings->seed.value);
     write_real_option(file, "hint-error", &settings->hint_error);
     fputs(settings->is_live ? " --live" : "", file);
+    if (settings->has_prefetch) {
+        fprintf(file, " --prefetch --fetch-ratio %.15g", settings->fetch_ratio.value);
+    }
     fputs(settings->has_ablations ? " --ablations" : "", file);
     fputs(settings->has_sensitivity ? " --sensitivity" : "", file);
     bool is_written = ferror(file) == 0;

@@ -39,7 +39,7 @@ const struct imbrex_kv_sim_row *kv_table_row(const struct kv_table *table, size_
                                              size_t policy_idx);
 /* The policies in the order of the rows, MIN and infinite among them. */
 const char *kv_table_policy(const struct kv_table *table, size_t policy_idx);
-/* Whether the policy plans to fetch ahead. */
+/* Whether the policy was replayed over a slower tier. */
 bool kv_table_plans(const struct kv_table *table, size_t policy_idx);
 
 /* Whether no rate was found that gives the load: blocks that running requests hold leave no room,
@@ -57,7 +57,13 @@ struct kv_cell {
 void kv_cell_hit_rate(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 void kv_cell_ttft(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 void kv_cell_queue(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+/* Of the replay over a slower tier: precision / recall; hit rate (points won); TTFT; blocks. */
 void kv_cell_prefetch(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_prefetch_hits(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_prefetch_ttft(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_planned(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_wasted(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_late(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 
 #define KV_NUMBER_BYTES 32
 /* "3.1M", "512"; returns `text`. */

@@ -68,6 +68,7 @@ struct imbrex_kv_sim_options imbrex_kv_sim_options_default(void)
         .target_queue = 0.3,
         .warm = 0.5,
         .hint_error = -1,
+        .fetch_ratio = 8,
     };
 }
 
@@ -144,6 +145,9 @@ static enum imbrex_status check_options(const struct imbrex_kv_sim_options *opti
     }
     if (!(options->warm >= 0 && options->warm < 1)) {
         return refuse(err, "warm", "0 or more, less than 1", options->warm);
+    }
+    if (options->has_prefetch && !(options->fetch_ratio > 0 && options->fetch_ratio <= 1e6)) {
+        return refuse(err, "fetch_ratio", "more than 0, at most 1e6", options->fetch_ratio);
     }
     if (!(options->hint_error <= 1)) {
         return refuse(err, "hint_error", "at most 1", options->hint_error);
@@ -278,8 +282,10 @@ static enum imbrex_status make_result(struct sim_run *run, struct imbrex_error *
         memcpy(run->names, name, strlen(name) + 1);
         run->names += strlen(name) + 1;
     }
+    double replays_a_capacity =
+        (double)(run->rows_a_capacity + (options->has_prefetch ? run->num_plans : 0));
     run->num_steps = (double)options->num_traces *
-                     (1 + (double)options->num_capacities * (double)(run->rows_a_capacity + 1));
+                     (1 + (double)options->num_capacities * (replays_a_capacity + 1));
     return IMBREX_STATUS_OK;
 }
 
@@ -379,6 +385,7 @@ static enum imbrex_status find_rate(struct sim_run *run, int32_t capacity, doubl
 
 static enum imbrex_status create_store(struct sim_run *run, const struct row_plan *plan,
                                        int32_t capacity, const struct sim_timeline *timeline,
+                                       const struct sim_tier_options *tier,
                                        struct sim_store **store, struct imbrex_error *err)
 {
     struct sim_cache_options options = {
@@ -388,6 +395,7 @@ static enum imbrex_status create_store(struct sim_run *run, const struct row_pla
         .max_requests = run->options->is_live ? run->trace.num_requests : timeline->max_live,
         .hints = run->options->hint_error >= 0 ? &run->hints : NULL,
         .is_live = run->options->is_live,
+        .tier = tier,
     };
 
     if (plan->policy != NULL) {
@@ -397,6 +405,69 @@ static enum imbrex_status create_store(struct sim_run *run, const struct row_pla
         return sim_min_create(&run->trace, capacity, timeline, store, err);
     }
     return sim_lru_create(&run->trace, INT32_MAX, store, err);
+}
+
+static enum imbrex_status run_store(struct sim_run *run, struct sim_store *store,
+                                    const struct sim_service *service,
+                                    const struct sim_timeline *timeline,
+                                    struct sim_outcome *outcome, struct imbrex_error *err)
+{
+    return run->options->is_live
+               ? sim_service_run(service, store, go_on, run, NULL, outcome, err)
+               : sim_timeline_replay(timeline, service, store, go_on, run, outcome, err);
+}
+
+static double hit_rate_of(const struct sim_outcome *outcome)
+{
+    return outcome->num_tokens > 0 ? (double)outcome->num_hit_tokens / (double)outcome->num_tokens
+                                   : 0;
+}
+
+static double share_of(int64_t part, int64_t rest)
+{
+    return part + rest > 0 ? (double)part / (double)(part + rest) : (double)NAN;
+}
+
+/* The policy again, over a slower tier. */
+static enum imbrex_status run_prefetch(struct sim_run *run, const struct row_plan *plan,
+                                       int64_t capacity_tokens, const struct sim_service *service,
+                                       const struct sim_timeline *timeline,
+                                       struct imbrex_kv_sim_prefetch *prefetch,
+                                       struct imbrex_error *err)
+{
+    double block_s =
+        run->trace.block_size / (run->options->fetch_ratio * service->prefill_tokens_per_s);
+    struct sim_tier_options tier = {
+        .block_ns = block_s < 1e9 ? (int64_t)(block_s * 1e9) + 1 : INT64_C(1000000000000000000),
+        .first_scored = sim_service_first_scored(service, run->trace.num_requests)};
+    struct sim_outcome outcome = {.num_scored = 0};
+    struct sim_tier_metrics metrics = {.num_planned = 0};
+    struct sim_store *store = NULL;
+    enum imbrex_status status;
+
+    TRY(report_step(run, "prefetching", plan->name, err));
+    TRY_OR_FAIL(create_store(run, plan, capacity_blocks(run, capacity_tokens), timeline, &tier,
+                             &store, err));
+    TRY_OR_FAIL(run_store(run, store, service, timeline, &outcome, err));
+    (void)sim_cache_read_tier(store, &metrics);
+    *prefetch = (struct imbrex_kv_sim_prefetch){
+        .was_replayed = true,
+        .num_planned = metrics.num_planned,
+        .num_used = metrics.num_used,
+        .num_wasted = metrics.num_wasted,
+        .num_cancelled = metrics.num_cancelled,
+        .num_late = metrics.num_late,
+        .num_unforeseen = metrics.num_unforeseen,
+        .precision = share_of(metrics.num_used, metrics.num_wasted),
+        .recall = share_of(metrics.num_used, metrics.num_late + metrics.num_unforeseen),
+        .hit_rate = hit_rate_of(&outcome),
+        .ttft = spread_of(outcome.ttft_s, outcome.num_scored),
+    };
+    run->num_done += 1;
+fail:
+    sim_outcome_free(&outcome);
+    sim_store_destroy(store);
+    return status;
 }
 
 static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *plan,
@@ -409,12 +480,10 @@ static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *pl
     enum imbrex_status status;
 
     TRY(report_step(run, "replaying", plan->name, err));
-    TRY_OR_FAIL(
-        create_store(run, plan, capacity_blocks(run, capacity_tokens), timeline, &store, err));
+    TRY_OR_FAIL(create_store(run, plan, capacity_blocks(run, capacity_tokens), timeline, NULL,
+                             &store, err));
     int64_t begin_ns = clock_now_ns();
-    TRY_OR_FAIL(run->options->is_live
-                    ? sim_service_run(service, store, go_on, run, NULL, &outcome, err)
-                    : sim_timeline_replay(timeline, service, store, go_on, run, &outcome, err));
+    TRY_OR_FAIL(run_store(run, store, service, timeline, &outcome, err));
     double seconds = (double)(clock_now_ns() - begin_ns) / 1e9;
     run->rows[run->num_rows++] = (struct imbrex_kv_sim_row){
         .trace = trace_name,
@@ -422,9 +491,7 @@ static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *pl
         .capacity_tokens = capacity_tokens,
         .is_live = run->options->is_live,
         .prefill_tokens_per_s = service->prefill_tokens_per_s,
-        .hit_rate = outcome.num_tokens > 0
-                        ? (double)outcome.num_hit_tokens / (double)outcome.num_tokens
-                        : 0,
+        .hit_rate = hit_rate_of(&outcome),
         .closure = NAN,
         .mean_queue = outcome.mean_queue,
         .ttft = spread_of(outcome.ttft_s, outcome.num_scored),
@@ -433,10 +500,15 @@ static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *pl
         .num_evicted = store->num_evicted,
         .accesses_per_s = seconds > 0 ? (double)outcome.num_accesses / seconds : 0,
         .state_bytes = plan->policy != NULL ? sim_cache_state_bytes(store) : 0,
-        .prefetch_precision = NAN,
-        .prefetch_recall = NAN,
+        .prefetch = {.precision = NAN, .recall = NAN},
     };
     run->num_done += 1;
+    if (run->options->has_prefetch && plan->policy != NULL) {
+        sim_store_destroy(store);
+        store = NULL;
+        TRY_OR_FAIL(run_prefetch(run, plan, capacity_tokens, service, timeline,
+                                 &run->rows[run->num_rows - 1].prefetch, err));
+    }
 fail:
     sim_outcome_free(&outcome);
     sim_store_destroy(store);

@@ -46,6 +46,9 @@ struct sim_outcome {
     int64_t last_arrival_ns;
 };
 
+/* The first request, by order of arrival, that is scored. */
+int32_t sim_service_first_scored(const struct sim_service *service, int32_t num_requests);
+
 /* Asked now and then: true goes on, false ends with CANCELLED. */
 typedef bool sim_continue_fn(void *user, double done);
 
