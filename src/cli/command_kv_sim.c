@@ -229,11 +229,24 @@ struct number_kind {
     bool is_whole;
 };
 
-/* [num_bytes] of text: digits, one point, one of k, M, G. */
+/* The length of a number in front: digits, one point, an exponent. */
+static size_t number_length(const char *text)
+{
+    size_t length = strspn(text, "0123456789.");
+
+    if (length > 0 && (text[length] == 'e' || text[length] == 'E')) {
+        size_t sign = length + 1 + (text[length + 1] == '+');
+        size_t num_exponent = strspn(text + sign, "0123456789");
+        return num_exponent > 0 ? sign + num_exponent : length;
+    }
+    return length;
+}
+
+/* [num_bytes] of text: a number, one of k, M, G. */
 static bool parse_scaled(const char *text, size_t num_bytes, double *value)
 {
     char number[32], *end;
-    size_t num_digits = strspn(text, "0123456789.");
+    size_t num_digits = number_length(text);
     double scale = 1;
 
     if (num_digits + 1 == num_bytes) {

@@ -104,8 +104,8 @@ int32_t kv_cache_insert(struct kv_cache *cache, struct kv_request *request,
                         int64_t now_ns);
 
 /* A block of a slower tier was brought up: block_idx, acquired by the caller for one user, holds
- * it, and becomes an idle block of the tree behind the block of parent_key (NULL: it is a head); the
- * caller's use has ended. False, and nothing has changed, if the key is there already or the block
+ * it, and becomes an idle block of the tree behind the block of parent_key (NULL: it is a head).
+ * The caller's use has ended. False, and nothing has changed, if the key is there already or the block
  * before it no longer is. */
 bool kv_cache_promote(struct kv_cache *cache, const struct kv_key *key,
                       const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx,

@@ -137,8 +137,8 @@ struct kv_policy_functions {
      * call chain a request. NULL: it keeps none. */
     void (*miss)(struct kv_policy *policy, uint64_t key_hash, int64_t now_ns);
     /* For who can bring blocks up from a slower tier. predict: at most max_predictions, the most
-     * valuable first, perhaps one path twice; returns their number. value: of an idle block, what keeping it is worth, in
-     * the same unit. Both NULL: the policy expects nothing. */
+     * valuable first, perhaps one path twice; returns their number. value: of an idle block, what
+     * keeping it is worth, in the same unit. Both NULL: the policy expects nothing. */
     int32_t (*predict)(struct kv_policy *policy, struct kv_prediction *predictions,
                        int32_t max_predictions, int64_t now_ns);
     double (*value)(struct kv_policy *policy, int32_t block_idx, int64_t now_ns);

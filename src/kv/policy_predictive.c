@@ -353,7 +353,7 @@ static int32_t predictive_victim(struct kv_policy *policy, int64_t now_ns)
     return block_idx;
 }
 
-/* ---- what may be brought up again ------------------------------------------------------------- */
+/* ---- what may be brought up again ------------------------------------------------------------ */
 
 /* Of segments that have lost blocks to eviction those of the largest indices: what the cache would
  * hold if it could choose again now. */

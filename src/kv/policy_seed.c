@@ -38,8 +38,8 @@ struct seed_policy {
     int64_t num_of[NUM_PATTERNS];         /* arrivals */
     uint64_t last_key[NUM_PATTERNS];      /* of the last block of the last request that ended */
     bool has_key[NUM_PATTERNS];
-    /* Of the patterns since the last arrival, which changes all of them: so an eviction costs a look
-     * at the scores, not at the table. */
+    /* Of the patterns since the last arrival, which changes all of them: so an eviction costs a
+     * look at the scores, not at the table. */
     double chance[NUM_PATTERNS], score[NUM_PATTERNS]; /* score: INFINITY, nothing is idle */
     bool is_stale;                                    /* an arrival has not been looked at */
     int64_t num_arrivals;

@@ -59,8 +59,8 @@ void segments_remove(struct segments *segments, int32_t block_idx, int64_t now_n
 /* The same; its segment remembers it under its key. */
 void segments_evict(struct segments *segments, int32_t block_idx, uint64_t key);
 /* A block that was evicted is resident again and nobody has asked for it: it takes its place behind
- * its parent, or in the segment that remembers its key, and goes on awaiting its return; what nobody
- * remembers becomes a segment of its own that tells nothing. parent_idx: -1, a head. */
+ * its parent, or in the segment that remembers its key, and goes on awaiting its return. What
+ * nobody remembers becomes a segment of its own that tells nothing. parent_idx: -1, a head. */
 void segments_promote(struct segments *segments, int32_t block_idx, int32_t parent_idx,
                       uint64_t key, int64_t now_ns);
 /* True if the key is a ghost's. must_return: a request has come for it. */

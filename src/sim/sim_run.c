@@ -38,6 +38,7 @@ struct sim_run {
     size_t rows_a_capacity; /* with MIN and infinite */
     double *starts;
     size_t num_starts;
+    bool used_starts; /* a trace has taken them */
     struct imbrex_kv_sim_result *result;
     struct imbrex_kv_sim_trace *traces;
     struct imbrex_kv_sim_row *rows;
@@ -108,9 +109,38 @@ static enum imbrex_status refuse(struct imbrex_error *err, const char *option, c
                      expected, found);
 }
 
+static enum imbrex_status refuse_null(struct imbrex_error *err, const char *option,
+                                      const char *expected)
+{
+    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected %s, found NULL", option,
+                     expected);
+}
+
+/* [count] names, none of them NULL. */
+static enum imbrex_status check_texts(const char *option, const char *const *texts, size_t count,
+                                      struct imbrex_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (texts == NULL || texts[i] == NULL) {
+            return refuse_null(err, option, "texts");
+        }
+    }
+    return IMBREX_STATUS_OK;
+}
+
 static enum imbrex_status check_options(const struct imbrex_kv_sim_options *options,
                                         struct imbrex_error *err)
 {
+    if (options == NULL) {
+        return refuse_null(err, "options", "a struct");
+    }
+    TRY(check_texts("traces", options->traces, options->num_traces, err));
+    if (options->policies != NULL) {
+        TRY(check_texts("policies", options->policies, options->num_policies, err));
+    }
+    if (options->capacities == NULL && options->num_capacities > 0) {
+        return refuse_null(err, "capacities", "numbers");
+    }
     if (options->num_traces < 1) {
         return refuse(err, "traces", "one or more", 0);
     }
@@ -578,6 +608,9 @@ static enum imbrex_status read_trace(struct sim_run *run, const char *path,
     enum imbrex_status status;
 
     TRY(sim_input_open(path, &input, err));
+    if (run->options->progress != NULL) {
+        sim_input_watch(input, go_on, run);
+    }
     status = sim_trace_read(input, &options, &run->trace, err);
     sim_input_close(input);
     return status;
@@ -623,6 +656,13 @@ static enum imbrex_status run_trace(struct sim_run *run, size_t trace_idx, struc
     TRY(report_step(run, "reading", NULL, err));
     TRY(read_trace(run, options->traces[trace_idx], err));
     describe_trace(&run->trace, described);
+    run->used_starts = run->used_starts || run->trace.is_closed_loop;
+    if (options->starts != NULL && !run->used_starts && trace_idx == options->num_traces - 1) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "starts: expected a trace whose sessions' starts are not in it (weka), "
+                         "found %s (%s), which has the time of each request",
+                         described->trace, described->format);
+    }
     run->num_done += 1;
     run->decode_s_per_token = options->decode_s_per_token;
     if (run->decode_s_per_token == 0) {
@@ -645,6 +685,9 @@ enum imbrex_status imbrex_kv_sim_run(const struct imbrex_kv_sim_options *options
     struct sim_run run = {.options = options};
     enum imbrex_status status;
 
+    if (result == NULL) {
+        return refuse_null(err, "result", "a place for it");
+    }
     TRY(check_options(options, err));
     TRY_OR_FAIL(plan_rows(&run, err));
     TRY_OR_FAIL(make_result(&run, err));

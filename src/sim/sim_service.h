@@ -49,9 +49,6 @@ struct sim_outcome {
 /* The first request, by order of arrival, that is scored. */
 int32_t sim_service_first_scored(const struct sim_service *service, int32_t num_requests);
 
-/* Asked now and then: true goes on, false ends with CANCELLED. */
-typedef bool sim_continue_fn(void *user, double done);
-
 /* The service drives the store. *timeline, if not NULL, is written and is the caller's
  * (sim_timeline_free). */
 enum imbrex_status sim_service_run(const struct sim_service *service, struct sim_store *store,

@@ -5,9 +5,9 @@
  *   down   every block that the cache forgets is copied to the slower tier, which forgets nothing;
  *          copies down cost no time
  *   up     one block at a time over one link, each as long as block_ns. A move takes a free block,
- *          or the policy's next victim's, when it is planned; at its end the block is an idle one of
- *          the cache. It is planned only if the planner finds it in time and no nearer request needs
- *          what goes for it
+ *          or the policy's next victim's, when it is planned; at its end the block is an idle one
+ *          of the cache. It is planned only if the planner finds it in time and no nearer request
+ *          needs what goes for it
  *   miss   what is not there when a request is admitted is computed again, also if the slower tier
  *          has it: only planned moves bring anything up
  *
