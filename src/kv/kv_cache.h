@@ -25,8 +25,8 @@ struct kv_cache_options {
     /* Token ids of each block are kept and compared on a hit; a block whose ids differ is a miss
      * and counted. The replayer has no ids. */
     bool has_token_ids;
-    /* A block is about to be forgotten; it still has its contents, which a slower tier may take. The
-     * cache must not be called from here. NULL: nobody wants to know. */
+    /* A block is about to be forgotten; it still has its contents, which a slower tier may take.
+     * The cache must not be called from here. NULL: nobody wants to know. */
     void (*forgets)(void *user, const struct kv_key *key, int32_t block_idx);
     void *user;
     const char *policy;
@@ -105,8 +105,8 @@ int32_t kv_cache_insert(struct kv_cache *cache, struct kv_request *request,
 
 /* A block of a slower tier was brought up: block_idx, acquired by the caller for one user, holds
  * it, and becomes an idle block of the tree behind the block of parent_key (NULL: it is a head).
- * The caller's use has ended. False, and nothing has changed, if the key is there already or the block
- * before it no longer is. */
+ * The caller's use has ended. False, and nothing has changed, if the key is there already or the
+ * block before it no longer is. */
 bool kv_cache_promote(struct kv_cache *cache, const struct kv_key *key,
                       const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx,
                       int64_t now_ns);
