@@ -31,6 +31,8 @@ struct kv_policy_options kv_policy_options_default(void)
         .use_table = true,
         .use_guard = true,
         .use_hints = true,
+        .use_lookahead = true,
+        .use_ghosts = true,
         .knobs = kv_predictive_knobs_default,
     };
 }

@@ -91,6 +91,8 @@ struct kv_policy_options {
     int32_t block_size; /* tokens */
     /* Switches of `predictive`, each a row in the replayer's tables; all on by default. */
     bool use_queue, use_table, use_guard, use_hints;
+    bool use_lookahead; /* else a block is worth the chance that it returns now */
+    bool use_ghosts;    /* else evicted blocks count for nothing */
     struct kv_predictive_knobs knobs;
 };
 

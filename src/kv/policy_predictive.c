@@ -477,6 +477,8 @@ enum imbrex_status kv_policy_predictive_create(const struct kv_policy_options *o
     TRY_OR_FAIL(segments_init(options->num_blocks, &predictive->table, &predictive->segments, err));
     TRY_OR_FAIL(
         predictive_guard_init(&options->knobs, options->num_blocks, &predictive->guard, err));
+    predictive->table.looks_ahead = options->use_lookahead;
+    predictive->segments.ignores_ghosts = !options->use_ghosts;
     TRY_OR_FAIL(queue_order_init(options->num_blocks, &predictive->order, err));
     predictive->order.ignores_queue = !options->use_queue;
     size_t num_blocks = (size_t)options->num_blocks, num_requests = (size_t)options->max_requests;

@@ -212,7 +212,10 @@ void segments_evict(struct segments *segments, int32_t block_idx, uint64_t key)
     struct segment *segment = &segments->segments[segment_idx];
     block_list_remove(&segment->blocks, segments->block_links, block_idx);
     segments->segment_of[block_idx] = -1;
-    if (segments->is_awaiting[block_idx]) {
+    if (segments->is_awaiting[block_idx] && segments->ignores_ghosts) {
+        segments->is_awaiting[block_idx] = false;
+        segment->num_awaiting--;
+    } else if (segments->is_awaiting[block_idx]) {
         segments->is_awaiting[block_idx] = false;
         segment->num_ghosts++;
         if (!segment->has_tail_key) {

@@ -42,6 +42,7 @@ struct segments {
     struct predictive_table *table; /* the owner's */
     int32_t num_blocks, num_segments, max_ghosts;
     int32_t num_until_ghosts; /* calls of segments_expose */
+    bool ignores_ghosts;      /* what is evicted awaits nothing */
 };
 
 enum imbrex_status segments_init(int32_t num_blocks, struct predictive_table *table,

@@ -58,7 +58,7 @@ static void clear(struct predictive_table *table)
 enum imbrex_status predictive_table_init(const struct kv_predictive_knobs *knobs,
                                          struct predictive_table *table, struct imbrex_error *err)
 {
-    struct predictive_table created = {.knobs = *knobs};
+    struct predictive_table created = {.knobs = *knobs, .looks_ahead = true};
 
     created.cells = calloc(PREDICTIVE_MAX_CELLS, sizeof(*created.cells));
     created.cell_of_class = calloc(PREDICTIVE_NUM_CLASSES, sizeof(*created.cell_of_class));
@@ -255,8 +255,12 @@ void predictive_table_index(struct predictive_table *table, int32_t cell_idx, in
     if (cell->renewal != table->renewal) {
         compute_hazards(table, cell_idx);
     }
-    if (cell->index[0] < 0.0f) {
+    if (cell->index[0] < 0.0f && table->looks_ahead) {
         compute_index(cell);
+    } else if (cell->index[0] < 0.0f) {
+        for (int32_t i = 0; i < PREDICTIVE_NUM_BINS; i++) {
+            cell->index[i] = (float)cell->hazard[i];
+        }
     }
     if (bin == PREDICTIVE_NUM_BINS - 1) {
         *index = cell->index[bin];
@@ -418,6 +422,7 @@ enum imbrex_status predictive_table_load(struct predictive_table *table, const u
         predictive_table_deinit(&loaded);
         return status;
     }
+    loaded.looks_ahead = table->looks_ahead;
     predictive_table_deinit(table);
     *table = loaded;
     return IMBREX_STATUS_OK;

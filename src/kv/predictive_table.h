@@ -53,6 +53,7 @@ struct predictive_table {
     struct predictive_cell *cells; /* [PREDICTIVE_MAX_CELLS] */
     int32_t *cell_of_class;        /* [PREDICTIVE_NUM_CLASSES]; -1: none yet */
     struct kv_predictive_knobs knobs;
+    bool looks_ahead; /* else the index is the hazard */
     int32_t num_cells;
     uint32_t renewal;
 };

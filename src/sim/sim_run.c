@@ -11,7 +11,7 @@
 #include "sim/sim_cache.h"
 #include "sim/sim_service.h"
 
-#define MAX_ABLATIONS 5
+#define MAX_ABLATIONS 6
 #define FIRST_RATE 100000.0 /* tokens/s, where the search begins */
 #define MAX_RATE_DOUBLINGS 40
 #define MAX_RATE_BISECTIONS 24
@@ -215,6 +215,10 @@ static void add_ablations(struct sim_run *run)
     run->plans[run->num_plans - 1].policy_options.use_table = false;
     add_plan(run, "predictive -guard", "predictive");
     run->plans[run->num_plans - 1].policy_options.use_guard = false;
+    add_plan(run, "predictive -lookahead", "predictive");
+    run->plans[run->num_plans - 1].policy_options.use_lookahead = false;
+    add_plan(run, "predictive -ghosts", "predictive");
+    run->plans[run->num_plans - 1].policy_options.use_ghosts = false;
     if (run->options->hint_error >= 0) {
         add_plan(run, "predictive -hints", "predictive");
         run->plans[run->num_plans - 1].policy_options.use_hints = false;

@@ -473,8 +473,13 @@ static void plan(struct sim_tier *tier)
         return;
     }
     renew_predictions(tier);
-    int32_t num_requests = add_waiting(tier);
-    for (int32_t i = 0; i < tier->num_predictions; i++) {
+    int32_t num_requests = add_waiting(tier), num_keys = 0;
+    for (int32_t i = 0; i < num_requests; i++) {
+        num_keys += tier->requests[i].num_keys;
+    }
+    /* Those that wait come first: with so many blocks of theirs, followed already or not, no
+     * prediction has its turn. */
+    for (int32_t i = 0; i < tier->num_predictions && num_keys < 2 * SIM_TIER_MAX_MOVES; i++) {
         add_prediction(tier, i, &num_requests);
     }
     while (num_requests > 0 && tier->num_moves < SIM_TIER_MAX_MOVES &&

@@ -292,7 +292,7 @@ static void test_random_lives(void **state)
 {
     (void)state;
     for (int32_t p = 0; kv_policy_name(p) != NULL; p++) {
-        for (int32_t switches = 0; switches < 16; switches++) {
+        for (int32_t switches = 0; switches < 64; switches++) {
             bool is_predictive = strcmp(kv_policy_name(p), "predictive") == 0;
             if (!is_predictive && switches > 0) {
                 break;
@@ -302,6 +302,8 @@ static void test_random_lives(void **state)
             options.use_table = (switches & 2) == 0;
             options.use_guard = (switches & 4) == 0;
             options.use_hints = (switches & 8) == 0;
+            options.use_lookahead = (switches & 16) == 0;
+            options.use_ghosts = (switches & 32) == 0;
             static struct world worlds[2];
             uint32_t randoms[2] = {5, 5};
             for (int32_t w = 0; w < 2; w++) {
@@ -309,7 +311,7 @@ static void test_random_lives(void **state)
             }
             struct kv_policy *policy = kv_cache_policy(worlds[0].cache);
             size_t state_bytes = policy->functions->state_bytes(policy);
-            int32_t num_steps = is_predictive ? 4000 : 20000, num_predictions = 0;
+            int32_t num_steps = is_predictive ? 2000 : 20000, num_predictions = 0;
             for (int32_t i = 0; i < num_steps; i++) {
                 int32_t num_hits = step(&worlds[0], &randoms[0]);
                 assert_int_equal(step(&worlds[1], &randoms[1]), num_hits);
@@ -329,8 +331,8 @@ static void test_random_lives(void **state)
             assert_true(metrics[0].num_evicted > 100 && metrics[0].num_hit > 100);
             assert_true(metrics[0].num_promoted > 100);
             assert_int_equal(metrics[0].num_promoted, metrics[1].num_promoted);
-            assert_int_equal(num_predictions > 0,
-                             policy->functions->predict != NULL && options.use_table);
+            assert_int_equal(num_predictions > 0, policy->functions->predict != NULL &&
+                                                      options.use_table && options.use_ghosts);
             assert_int_equal(policy->functions->state_bytes(policy), state_bytes);
             for (int32_t w = 0; w < 2; w++) {
                 kv_cache_clear(worlds[w].cache, worlds[w].now_ns);

@@ -7,6 +7,7 @@
 
 #include "kv/policy_predictive.h"
 #include "kv/predictive_guard.h"
+#include "kv/predictive_segments.h"
 #include "kv/predictive_table.h"
 #include "tests/kv/policy_world.h"
 #include "tests/test.h"
@@ -130,7 +131,55 @@ static void test_index_looks_ahead(void **state)
         best = fmax(best, returned / time);
     }
     assert_true(fabs(cell->index[0] / best - 1.0) < 1e-5);
+
+    /* With the switch off it is the hazard now. */
+    table.looks_ahead = false;
+    predictive_table_renew(&table);
+    assert_true(fabs(index_at(&table, sure, 0) / cell->hazard[0] - 1.0) < 1e-6);
     predictive_table_deinit(&table);
+}
+
+/* Catches: evicted blocks that still count with the switch off, or do not with it on; a block that
+ * comes up again and is taken for a return, stands in no segment, or does not await its return any
+ * more. */
+static void test_ghosts(void **state)
+{
+    (void)state;
+    struct predictive_table table;
+    struct segments segments;
+    struct imbrex_error err;
+    const int32_t blocks[3] = {0, 1, 2};
+    for (int32_t is_off = 0; is_off < 2; is_off++) {
+        assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &table, &err),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(segments_init(8, &table, &segments, &err), IMBREX_STATUS_OK);
+        segments.ignores_ghosts = is_off;
+        segments_add(&segments, blocks, 3, 0, SECOND);
+        for (int32_t i = 2; i >= 0; i--) {
+            segments_evict(&segments, blocks[i], 100 + (uint64_t)i);
+        }
+        assert_int_equal(segments.live.num_members, 0);
+        assert_int_equal(segments_find_ghost(&segments, 102, false, SECOND), !is_off);
+
+        /* The head by its key, the next one behind it; elsewhere than before. */
+        segments_promote(&segments, 5, -1, 100, 2 * SECOND);
+        segments_promote(&segments, 6, 5, 101, 2 * SECOND);
+        assert_true(segments_check(&segments));
+        assert_int_equal(segments.is_awaiting[5], !is_off);
+        assert_int_equal(segments.segment_of[5] == segments.segment_of[6], !is_off);
+        assert_true(table.cells[0].events[0] == 0.0 && table.cells[0].events[1] == 0.0);
+        segments_return(&segments, 5, 3 * SECOND);
+        segments_return(&segments, 6, 3 * SECOND);
+        assert_int_equal(segments_find_ghost(&segments, 102, true, 3 * SECOND), !is_off);
+        assert_true(segments_check(&segments));
+        double num_events = 0.0;
+        for (int32_t bin = 0; bin < PREDICTIVE_NUM_BINS; bin++) {
+            num_events += table.cells[0].events[bin];
+        }
+        assert_true(fabs(num_events - (is_off ? 0.0 : 3.0 / sqrt(3.0))) < 1e-9);
+        segments_deinit(&segments);
+        predictive_table_deinit(&table);
+    }
 }
 
 /* Catches: what was saved and loaded decides differently; a damaged text that is taken. Any byte
@@ -351,6 +400,7 @@ int run_predictive_tests(void)
         cmocka_unit_test(test_bins),
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_index_looks_ahead),
+        cmocka_unit_test(test_ghosts),
         cmocka_unit_test(test_save_and_load),
         cmocka_unit_test(test_many_classes),
         cmocka_unit_test(test_learns_who_returns),

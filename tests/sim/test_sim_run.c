@@ -56,6 +56,8 @@ static void test_rows(void **state)
                                         "predictive -queue",
                                         "predictive -table",
                                         "predictive -guard",
+                                        "predictive -lookahead",
+                                        "predictive -ghosts",
                                         "predictive -hints",
                                         "arc",
                                         "MIN",
