@@ -23,7 +23,7 @@ extern "C" {
 IMBREX_API const char *imbrex_kv_policy_name(int32_t policy_idx);
 
 struct imbrex_kv_sim_progress {
-    const char *step;           /* "reading", "calibrating", "replaying"; static */
+    const char *step;           /* "reading", "calibrating", "replaying", "prefetching"; static */
     const char *trace, *policy; /* policy: NULL while there is none */
     double done;                /* of the whole run, 0 to 1 */
 };
@@ -128,7 +128,9 @@ struct imbrex_kv_sim_result {
     size_t num_rows;
 };
 
-/*   UNSUPPORTED  a trace without block ids (Azure, BurstGPT), by name; .zst without libzstd
+/*   INVALID_ARGUMENT  an option or pointer; starts where no trace takes them
+ *   CANCELLED    by the progress function, which is also asked while a trace is read
+ *   UNSUPPORTED  a trace without block ids (Azure, BurstGPT), by name; .zst without libzstd
  *   FORMAT       no line of a trace can be read; the message has the first line's number and reason
  *   NOT_FOUND    no such file or policy */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kv_sim_run(
