@@ -16,6 +16,7 @@ enum {
     MAX_PLANNED_KEYS = 4 * SIM_TIER_MAX_MOVES,
     /* An estimate forgets over some so many admissions. */
     ADMISSIONS_REMEMBERED = 16,
+    MAX_NODES = 1 << 28, /* the tables of keys take twice as many */
 };
 /* A policy is asked for predictions once in so long: nothing ages much in it. */
 #define PREDICTION_LIFE_NS INT64_C(1000000000)
@@ -116,9 +117,16 @@ enum imbrex_status sim_tier_create(const struct sim_trace *trace,
         .horizon_ns = (SIM_TIER_MAX_MOVES - 1) * options->block_ns,
         .max_tracked = num_blocks + SIM_TIER_MAX_MOVES,
     };
-    struct sim_tier *created = calloc(1, sizeof(*created));
+    struct sim_tier *created = NULL;
     enum imbrex_status status;
 
+    if (trace->num_nodes >= MAX_NODES) {
+        return error_set(err, IMBREX_STATUS_CAPACITY,
+                         "a slower tier: expected a trace of fewer than %d different blocks, "
+                         "found %d",
+                         MAX_NODES, trace->num_nodes);
+    }
+    created = calloc(1, sizeof(*created));
     if (created == NULL) {
         return error_out_of_memory(err, "a slower tier", sizeof(*created));
     }
@@ -563,8 +571,13 @@ void sim_tier_admit(struct sim_tier *tier, int32_t request_idx, int32_t num_hits
     count_missed(tier, request_idx, num_hits, num_blocks, now_ns);
     cancel_where(tier, is_admitted);
     while (tier->num_moves > 0 && kv_pool_num_available(tier->pool) < num_blocks - num_hits) {
-        prefetch_lost(tier->planner, plan_key(tier->moves[tier->num_moves - 1].node));
-        drop_move(tier, tier->num_moves - 1);
+        const struct move *last = &tier->moves[tier->num_moves - 1];
+        if (is_pending(tier, last)) {
+            cancel(tier, last->request_idx);
+        } else {
+            prefetch_lost(tier->planner, plan_key(last->node));
+            drop_move(tier, tier->num_moves - 1);
+        }
     }
 }
 
