@@ -36,7 +36,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t num_bytes)
     struct predictive_table table;
     struct imbrex_error err;
     unsigned char *input = malloc(num_bytes + 8);
-    if (input == NULL || predictive_table_init(&table, &err) != IMBREX_STATUS_OK) {
+    if (input == NULL ||
+        predictive_table_init(&kv_predictive_knobs_default, &table, &err) != IMBREX_STATUS_OK) {
         free(input);
         return 0;
     }

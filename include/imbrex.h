@@ -653,6 +653,7 @@ struct imbrex_engine_metrics {
     /* Prompt tokens that the prefix cache was asked for, and those it had; of each request the
      * first time that it ran. */
     uint64_t num_queried_tokens, num_cached_tokens;
+    uint64_t num_key_collisions; /* equal keys of different tokens, seen and not taken for a hit */
     uint64_t num_steps, num_failed_steps;
     uint64_t num_bad_logits; /* rows that were not finite */
     /* Now. */

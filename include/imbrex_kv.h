@@ -23,7 +23,7 @@ extern "C" {
 IMBREX_API const char *imbrex_kv_policy_name(int32_t policy_idx);
 
 struct imbrex_kv_sim_progress {
-    const char *step;           /* "reading", "calibrating", "replaying"; static */
+    const char *step;           /* "reading", "calibrating", "replaying", "prefetching"; static */
     const char *trace, *policy; /* policy: NULL while there is none */
     double done;                /* of the whole run, 0 to 1 */
 };
@@ -55,6 +55,14 @@ struct imbrex_kv_sim_options {
     double hint_error;
     /* Rows for `predictive` with one component off each, beside the whole. */
     bool has_ablations;
+    /* And two for each number that it was given, with that number changed: "predictive fan_out 2".
+     */
+    bool has_sensitivity;
+    /* Each policy is replayed once more, over a slower tier that keeps what the cache forgets and
+     * from which the engine's planner fetches ahead: imbrex_kv_sim_row.prefetch. All other figures
+     * are those of the cache alone. */
+    bool has_prefetch;
+    double fetch_ratio; /* tokens that are fetched in the time that computing one takes; 8 */
     imbrex_kv_sim_progress_fn *progress;
     void *user;
 };
@@ -64,6 +72,22 @@ IMBREX_API struct imbrex_kv_sim_options imbrex_kv_sim_options_default(void);
 /* Of times in s. */
 struct imbrex_kv_sim_spread {
     double mean, p50, p90, p99;
+};
+
+/* What a policy's replay over a slower tier gave. Blocks; of scored requests, or planned since the
+ * first of them came. */
+struct imbrex_kv_sim_prefetch {
+    bool was_replayed; /* else nothing below counts */
+    /* Planned to be fetched; of these used by a request, forgotten again unused, taken back before
+     * they began. The rest was still there or on its way at the end. */
+    int64_t num_planned, num_used, num_wasted, num_cancelled;
+    /* Computed again although the slower tier had them: their request had waited, so that it could
+     * have been told; or it had not, and only a prediction could have. */
+    int64_t num_late, num_unforeseen;
+    double precision; /* used / (used + wasted); NaN: neither */
+    double recall;    /* used / (used + late + unforeseen); NaN: none of them */
+    double hit_rate;  /* of tokens in the cache, the fetched among them */
+    struct imbrex_kv_sim_spread ttft;
 };
 
 /* One policy on one trace at one capacity. Rates in [0, 1], of tokens of scored requests. */
@@ -80,9 +104,9 @@ struct imbrex_kv_sim_row {
     struct imbrex_kv_sim_spread ttft;
     int64_t num_requests, num_blocks; /* scored requests; accesses of all */
     int64_t num_evicted;
-    double accesses_per_s;                      /* of the replay, on this machine */
-    size_t state_bytes;                         /* the policy's, at its largest */
-    double prefetch_precision, prefetch_recall; /* of the planner; NaN: the policy plans nothing */
+    double accesses_per_s; /* of the replay, on this machine */
+    size_t state_bytes;    /* the policy's, at its largest */
+    struct imbrex_kv_sim_prefetch prefetch;
 };
 
 struct imbrex_kv_sim_trace {
@@ -104,7 +128,9 @@ struct imbrex_kv_sim_result {
     size_t num_rows;
 };
 
-/*   UNSUPPORTED  a trace without block ids (Azure, BurstGPT), by name; .zst without libzstd
+/*   INVALID_ARGUMENT  an option or pointer; starts where no trace takes them
+ *   CANCELLED    by the progress function, which is also asked while a trace is read
+ *   UNSUPPORTED  a trace without block ids (Azure, BurstGPT), by name; .zst without libzstd
  *   FORMAT       no line of a trace can be read; the message has the first line's number and reason
  *   NOT_FOUND    no such file or policy */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kv_sim_run(

@@ -55,6 +55,7 @@ X(quant)
 X(sample)
 X(sim_trace)
 X(sim_service)
+X(sim_tier)
 X(sim_run)
 #if IMBREX_CUDA
 X(cuda_driver)

@@ -53,6 +53,29 @@ def rate_text(row):
     return f"{row['prefill_tokens_per_s']:.0f}"
 
 
+def pair_text(first, second):
+    return lambda row: " / ".join(tokens_text(row["prefetch"][key]) for key in (first, second))
+
+
+def won_text(row):
+    won = row["prefetch"]["hit_rate"] - row["hit_rate"]
+    tenths = math.copysign(math.floor(abs(1000 * won) + 0.5), won) / 10
+    return f"{100 * row['prefetch']['hit_rate']:.2f} ({tenths + 0.0:+.1f})"
+
+
+def share_text(value):
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def precision_text(row):
+    prefetch = row["prefetch"]
+    return f"{share_text(prefetch['precision'])} / {share_text(prefetch['recall'])}"
+
+
+def prefetch_ttft_text(row):
+    return ttft_text(row["prefetch"])
+
+
 def cell(text):
     return text.replace("|", "\\|")
 
@@ -67,6 +90,16 @@ def make_table(table, title, rows):
         texts = [text_of(found[policy, capacity]) for capacity in capacities]
         yield "| " + " | ".join([cell(name), *texts]) + " |"
     yield ""
+
+
+PREFETCH_TABLES = (
+    ("prefetch: hit rate % with it (points won)", won_text),
+    ("prefetch: TTFT with it, mean / p99, s", prefetch_ttft_text),
+    ("prefetch: precision / recall, %", precision_text),
+    ("prefetch: blocks planned / used", pair_text("num_planned", "num_used")),
+    ("prefetch: blocks wasted / cancelled", pair_text("num_wasted", "num_cancelled")),
+    ("prefetch: blocks late / unforeseen", pair_text("num_late", "num_unforeseen")),
+)
 
 
 def load_text(table):
@@ -91,13 +124,17 @@ def make_section(table, timeline):
                           [(name, name, hit_text) for name in policies])
     yield from make_table(table, "TTFT mean / p99, s",
                           [(name, name, ttft_text) for name in policies])
+    planning = [row["policy"] for row in table["rows"] if row.get("prefetch")]
+    for title, text_of in PREFETCH_TABLES if planning else ():
+        yield from make_table(table, title,
+                              [(name, name, text_of) for name in dict.fromkeys(planning)])
     waiting = policies if timeline == "live" else ["lru"]
     yield from make_table(table, "load",
                           [(f"waiting, {name}", name, queue_text) for name in waiting]
                           + [("prefill tokens/s", "lru", rate_text)])
 
 
-def make_file(root, path):
+def read_file(path):
     with open(path, encoding="utf-8") as file:
         report = json.load(file)
     if report["interrupted"]:
@@ -106,6 +143,10 @@ def make_file(root, path):
         if os.path.isabs(trace):
             raise ValueError(f"{path}: expected traces named from the folder that they are in, "
                              f"found {trace}, which is nothing elsewhere")
+    return report
+
+
+def make_source(root, path, report):
     machine = report["machine"]
     shown = os.path.relpath(path, root).replace(os.sep, "/")
     commit = f" ({machine['commit']})" if machine["commit"] else ""
@@ -113,13 +154,65 @@ def make_file(root, path):
     yield ""
     yield f"    {report['command_line']}"
     yield ""
+
+
+def make_file(root, path, report):
+    yield from make_source(root, path, report)
     for table in report["tables"]:
         yield from make_section(table, report["options"]["timeline"])
 
 
+def closures(report):
+    """{policy: its closures in all rows where lru and MIN differ}"""
+    found = {}
+    for table in report["tables"]:
+        for row in table["rows"]:
+            if row["closure"] is not None:
+                found.setdefault(row["policy"], []).append(row["closure"])
+    return found
+
+
+def average(values):
+    return sum(values) / len(values)
+
+
+def make_sensitivity(root, reports):
+    """One table of all files: the change of the average closure by each number's change."""
+    yield "### How much hangs on the numbers of `predictive`"
+    yield ""
+    for path, report in reports:
+        yield from make_source(root, path, report)
+    parts = [closures(report) for _, report in reports]
+    parts.append({policy: [closure for part in parts for closure in part[policy]]
+                  for policy in parts[0]})
+    titles = [f"{report['tables'][0]['trace']['trace']}, {len(part['predictive'])} rows"
+              for (_, report), part in zip(reports, parts)]
+    titles.append(f"all {len(parts[-1]['predictive'])} rows")
+    yield "| average closure, %, and its change in points | " + " | ".join(map(cell, titles)) + " |"
+    yield "|---" + "|---:" * len(titles) + "|"
+    prefix = "predictive "
+    for policy in parts[0]:
+        if policy == "predictive":
+            texts = [f"{100 * average(part[policy]):.2f}" for part in parts]
+            yield f"| {policy} | " + " | ".join(texts) + " |"
+        elif policy.startswith(prefix) and not policy.startswith(prefix + "-"):
+            changes = [100 * (average(part[policy]) - average(part["predictive"]))
+                       for part in parts]
+            yield (f"| `{cell(policy[len(prefix):])}` | "
+                   + " | ".join(f"{round(change, 2) + 0.0:+.2f}" for change in changes) + " |")
+    yield ""
+
+
 def make_tables(root):
-    paths = sorted(glob.glob(os.path.join(root, RESULTS)))
-    lines = [line for path in paths for line in make_file(root, path)]
+    lines, sensitivities = [], []
+    for path in sorted(glob.glob(os.path.join(root, RESULTS))):
+        report = read_file(path)
+        if report["options"].get("sensitivity"):
+            sensitivities.append((path, report))
+        else:
+            lines.extend(make_file(root, path, report))
+    if sensitivities:
+        lines.extend(make_sensitivity(root, sensitivities))
     return "\n".join(lines or ["There are no result files yet.", ""])
 
 

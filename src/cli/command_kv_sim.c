@@ -27,8 +27,8 @@ struct kv_sim_settings {
     struct option_strings traces;
     const char *starts, *policies, *capacities, *prefill_rates, *target_queues, *json, *html;
     struct option_integer block_size, num_slots, seed;
-    struct option_real decode_ms, session_span_s, warm, hint_error;
-    bool is_live, has_ablations;
+    struct option_real decode_ms, session_span_s, warm, hint_error, fetch_ratio;
+    bool is_live, has_ablations, has_sensitivity, has_prefetch;
 };
 
 static const struct kv_sim_settings kv_sim_defaults = {
@@ -38,6 +38,7 @@ static const struct kv_sim_settings kv_sim_defaults = {
     .seed = {.value = 1},
     .session_span_s = {.value = 28800},
     .warm = {.value = 0.5},
+    .fetch_ratio = {.value = 8},
 };
 
 static const struct option_spec kv_sim_options[] = {
@@ -103,6 +104,12 @@ static const struct option_spec kv_sim_options[] = {
      .group = "Cache",
      .help = "also show predictive with one of its components off, for each of them",
      .offset = offsetof(struct kv_sim_settings, has_ablations)},
+    {.long_name = "sensitivity",
+     .type = OPTION_TYPE_FLAG,
+     .group = "Cache",
+     .help = "also show predictive with each number that it was given, not learned, changed both "
+             "ways, and what that does to its average closure",
+     .offset = offsetof(struct kv_sim_settings, has_sensitivity)},
     {.long_name = "capacity",
      .argument = "LIST",
      .type = OPTION_TYPE_STRING,
@@ -149,6 +156,23 @@ static const struct option_spec kv_sim_options[] = {
      .above_min = true,
      .is_double = true,
      .offset = offsetof(struct kv_sim_settings, decode_ms)},
+    {.long_name = "prefetch",
+     .type = OPTION_TYPE_FLAG,
+     .group = "Service",
+     .help =
+         "replay each policy once more over a slower tier that keeps what the cache forgets and "
+         "from which waiting and expected requests' blocks are fetched ahead; all other "
+         "figures are those of the cache alone",
+     .offset = offsetof(struct kv_sim_settings, has_prefetch)},
+    {.long_name = "fetch-ratio",
+     .argument = "R",
+     .type = OPTION_TYPE_REAL,
+     .group = "Service",
+     .help = "tokens that --prefetch fetches in the time that computing one takes",
+     .max = 1e6,
+     .above_min = true,
+     .is_double = true,
+     .offset = offsetof(struct kv_sim_settings, fetch_ratio)},
     {.long_name = "live",
      .type = OPTION_TYPE_FLAG,
      .group = "Service",
@@ -205,11 +229,24 @@ struct number_kind {
     bool is_whole;
 };
 
-/* [num_bytes] of text: digits, one point, one of k, M, G. */
+/* The length of a number in front: digits, one point, an exponent. */
+static size_t number_length(const char *text)
+{
+    size_t length = strspn(text, "0123456789.");
+
+    if (length > 0 && (text[length] == 'e' || text[length] == 'E')) {
+        size_t sign = length + 1 + (text[length + 1] == '+');
+        size_t num_exponent = strspn(text + sign, "0123456789");
+        return num_exponent > 0 ? sign + num_exponent : length;
+    }
+    return length;
+}
+
+/* [num_bytes] of text: a number, one of k, M, G. */
 static bool parse_scaled(const char *text, size_t num_bytes, double *value)
 {
     char number[32], *end;
-    size_t num_digits = strspn(text, "0123456789.");
+    size_t num_digits = number_length(text);
     double scale = 1;
 
     if (num_digits + 1 == num_bytes) {
@@ -419,6 +456,9 @@ static int choose_policies(struct kv_sim_state *state)
     if (state->settings->has_ablations && !has_predictive) {
         return report_needs("ablations", "predictive among the policies of --policy, found none");
     }
+    if (state->settings->has_sensitivity && !has_predictive) {
+        return report_needs("sensitivity", "predictive among the policies of --policy, found none");
+    }
     state->options.policies = state->policy_names;
     state->options.num_policies = count;
     return EXIT_CODE_OK;
@@ -487,6 +527,14 @@ static int check_settings(const struct kv_sim_settings *settings, const char *op
         output_error("kv-sim: expected one of --target-queue and --prefill-rate, found both");
         return EXIT_CODE_INPUT;
     }
+    if (settings->has_sensitivity && settings->is_live) {
+        output_error("kv-sim: --sensitivity: expected the frozen timeline, on which closure is "
+                     "defined, found --live");
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->fetch_ratio.given && !settings->has_prefetch) {
+        return report_needs("fetch-ratio", "--prefetch beside it, found none");
+    }
     if (is_dash(settings->json) && is_dash(settings->html)) {
         output_error("kv-sim: expected one of --json and --html to be -, found both");
         return EXIT_CODE_INPUT;
@@ -521,7 +569,10 @@ static int choose_options(struct kv_sim_state *state)
     options->warm = settings->warm.value;
     options->is_live = settings->is_live;
     options->hint_error = settings->hint_error.given ? settings->hint_error.value : -1;
+    options->has_prefetch = settings->has_prefetch;
+    options->fetch_ratio = settings->fetch_ratio.value;
     options->has_ablations = settings->has_ablations;
+    options->has_sensitivity = settings->has_sensitivity;
 
     int exit_code = choose_capacities(state);
     if (exit_code == EXIT_CODE_OK) {
@@ -609,7 +660,11 @@ static int format_command_line(struct kv_sim_state *state)
     fprintf(file, " --warm %.15g --seed %" PRId64, settings->warm.value, settings->seed.value);
     write_real_option(file, "hint-error", &settings->hint_error);
     fputs(settings->is_live ? " --live" : "", file);
+    if (settings->has_prefetch) {
+        fprintf(file, " --prefetch --fetch-ratio %.15g", settings->fetch_ratio.value);
+    }
     fputs(settings->has_ablations ? " --ablations" : "", file);
+    fputs(settings->has_sensitivity ? " --sensitivity" : "", file);
     bool is_written = ferror(file) == 0;
     if (fclose(file) != 0 || !is_written) {
         return report_out_of_memory();
@@ -785,6 +840,7 @@ static int run_loads(struct kv_sim_state *state)
     int signal_number = signals_interrupt();
     state->report.was_interrupted = signal_number != 0;
     if (is_shown) {
+        kv_report_print_sensitivity(&state->report);
         kv_report_print_terms(&state->report);
     }
     exit_code = write_report_files(state);

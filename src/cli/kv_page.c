@@ -256,7 +256,7 @@ static double queue_of(const struct imbrex_kv_sim_row *row)
 
 static double precision_percent(const struct imbrex_kv_sim_row *row)
 {
-    return 100 * row->prefetch_precision;
+    return 100 * row->prefetch.precision;
 }
 
 /* The ends of all values of the table, 0 among them; MIN and infinite count if they are shown. */
@@ -447,15 +447,30 @@ static void write_queue(struct page *page)
     html_markup(page->file, "</figure>\n");
 }
 
+/* Of the policies that were replayed over a slower tier. */
+static void write_prefetch_table(const struct page *page, const char *summary, const char *caption,
+                                 cell_fn *format)
+{
+    open_table(page, summary, caption);
+    for (size_t i = 0; i < page->table.num_policies; i++) {
+        if (kv_table_plans(&page->table, i)) {
+            write_row(page, kv_table_policy(&page->table, i), i, format);
+        }
+    }
+    close_table(page, true);
+}
+
 static void write_prefetch(struct page *page)
 {
     html_markup(page->file, "<h3>Prefetch</h3>\n");
     if (!has_values(page, precision_percent)) {
-        html_markup(page->file, "<p>No policy of this run plans to fetch ahead.</p>\n");
+        html_markup(page->file, "<p>Nothing was fetched ahead in this run.</p>\n");
         return;
     }
-    html_markup(page->file, "<p>Precision in %%: of the blocks planned to be fetched ahead, those "
-                            "that were then used.</p>\n");
+    html_markup(page->file, "<p>Precision in %%: of the blocks that were fetched ahead of their "
+                            "use from a slower tier, and then used or forgotten again, those that "
+                            "were used. Each policy was replayed once more for this; all other "
+                            "charts are of the cache alone.</p>\n");
     write_bars(page,
                (struct chart_bars){
                    .label = {.title = "Prefetch precision of each policy",
@@ -465,14 +480,29 @@ static void write_prefetch(struct page *page)
                    .max = 100,
                },
                precision_percent);
-    open_table(page, "As a table, with recall",
-               "Prefetch precision / recall in %, by capacity in tokens");
-    for (size_t i = 0; i < page->table.num_policies; i++) {
-        if (kv_table_plans(&page->table, i)) {
-            write_row(page, kv_table_policy(&page->table, i), i, kv_cell_prefetch);
-        }
-    }
-    close_table(page, true);
+    write_prefetch_table(page, "As a table, with recall",
+                         "Prefetch precision / recall in %, by capacity in tokens",
+                         kv_cell_prefetch);
+    write_prefetch_table(page, "Hit rate with it",
+                         "Hit rate in % with prefetch (points won), by "
+                         "capacity in tokens",
+                         kv_cell_prefetch_hits);
+    write_prefetch_table(page, "Time to first token with it",
+                         "Time to first token in s with "
+                         "prefetch, mean / p99, by capacity in tokens",
+                         kv_cell_prefetch_ttft);
+    write_prefetch_table(page, "Blocks planned / used",
+                         "Blocks planned / used, by capacity in "
+                         "tokens",
+                         kv_cell_planned);
+    write_prefetch_table(page, "Blocks wasted / cancelled",
+                         "Blocks wasted / cancelled, by capacity "
+                         "in tokens",
+                         kv_cell_wasted);
+    write_prefetch_table(page, "Blocks late / unforeseen",
+                         "Blocks late / unforeseen, by capacity "
+                         "in tokens",
+                         kv_cell_late);
 }
 
 static void write_cost(const struct page *page)

@@ -33,8 +33,12 @@ const struct kv_term kv_terms[] = {
              "no MIN then"},
     {"TTFT", "time to first token: from a request's arrival until its prompt has been computed"},
     {"queue", "how many requests waited already when one arrived, on average"},
-    {"prefetch", "of the blocks planned to be fetched ahead, the share that was then used "
-                 "(precision), and of the blocks used, the share that was planned (recall)"},
+    {"prefetch", "blocks that are fetched ahead of their use from a slower tier, which keeps what "
+                 "the cache forgets, in a replay of its own. Used and wasted: by a request, or "
+                 "forgotten again without; precision is used / (used + wasted). Late: computed "
+                 "again although the tier had them, for a request that had waited; unforeseen: for "
+                 "one that had not; recall is used / (used + late + unforeseen). Cancelled: taken "
+                 "back before they began"},
     {NULL, NULL},
 };
 
@@ -76,13 +80,7 @@ const char *kv_table_policy(const struct kv_table *table, size_t policy_idx)
 
 bool kv_table_plans(const struct kv_table *table, size_t policy_idx)
 {
-    for (size_t i = 0; i < table->num_capacities; i++) {
-        const struct imbrex_kv_sim_row *row = kv_table_row(table, i, policy_idx);
-        if (!isnan(row->prefetch_precision) || !isnan(row->prefetch_recall)) {
-            return true;
-        }
-    }
-    return false;
+    return kv_table_row(table, 0, policy_idx)->prefetch.was_replayed;
 }
 
 bool kv_table_misses_load(const struct kv_table *table, size_t capacity_idx)
@@ -171,12 +169,52 @@ void kv_cell_queue(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
 void kv_cell_prefetch(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
 {
     *cell = (struct kv_cell){.main = "-"};
-    if (!isnan(row->prefetch_precision)) {
-        snprintf(cell->main, sizeof(cell->main), "%.1f", 100 * row->prefetch_precision);
+    if (!isnan(row->prefetch.precision)) {
+        snprintf(cell->main, sizeof(cell->main), "%.1f", 100 * row->prefetch.precision);
     }
-    if (!isnan(row->prefetch_recall)) {
-        snprintf(cell->aside, sizeof(cell->aside), "/ %.1f", 100 * row->prefetch_recall);
+    if (!isnan(row->prefetch.recall)) {
+        snprintf(cell->aside, sizeof(cell->aside), "/ %.1f", 100 * row->prefetch.recall);
     }
+}
+
+void kv_cell_prefetch_hits(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
+{
+    double won = row->prefetch.hit_rate - row->hit_rate;
+
+    snprintf(cell->main, sizeof(cell->main), "%.2f", 100 * row->prefetch.hit_rate);
+    snprintf(cell->aside, sizeof(cell->aside), "(%+.1f)", round(1000 * won) / 10 + 0.0);
+}
+
+void kv_cell_prefetch_ttft(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
+{
+    char number[KV_NUMBER_BYTES];
+    const struct imbrex_kv_sim_spread *ttft = &row->prefetch.ttft;
+
+    snprintf(cell->main, sizeof(cell->main), "%s", kv_format_number(number, ttft->mean));
+    snprintf(cell->aside, sizeof(cell->aside), "/ %s", kv_format_number(number, ttft->p99));
+}
+
+static void format_counts(int64_t count, int64_t beside, struct kv_cell *cell)
+{
+    char number[KV_NUMBER_BYTES];
+
+    snprintf(cell->main, sizeof(cell->main), "%s", kv_format_tokens(number, count));
+    snprintf(cell->aside, sizeof(cell->aside), "/ %s", kv_format_tokens(number, beside));
+}
+
+void kv_cell_planned(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
+{
+    format_counts(row->prefetch.num_planned, row->prefetch.num_used, cell);
+}
+
+void kv_cell_wasted(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
+{
+    format_counts(row->prefetch.num_wasted, row->prefetch.num_cancelled, cell);
+}
+
+void kv_cell_late(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
+{
+    format_counts(row->prefetch.num_late, row->prefetch.num_unforeseen, cell);
 }
 
 /* ---- text ------------------------------------------------------------------------------------ */
@@ -320,18 +358,27 @@ static void print_missed_loads(const struct kv_table *table)
     }
 }
 
-/* Most policies plan nothing: they have no row. */
 static void print_prefetch(const struct kv_table *table)
 {
-    bool has_title = false;
+    static const struct {
+        const char *title;
+        cell_fn *format;
+    } measures[] = {
+        {"prefetch: hit rate % with it (points won)", kv_cell_prefetch_hits},
+        {"prefetch: TTFT with it, mean / p99 in s", kv_cell_prefetch_ttft},
+        {"prefetch: precision / recall in %", kv_cell_prefetch},
+        {"prefetch: blocks planned / used", kv_cell_planned},
+        {"prefetch: blocks wasted / cancelled", kv_cell_wasted},
+        {"prefetch: blocks late / unforeseen", kv_cell_late},
+    };
 
-    for (size_t i = 0; i < table->num_policies; i++) {
-        if (kv_table_plans(table, i)) {
-            if (!has_title) {
-                print_capacities(table, "prefetch, precision / recall in %");
-                has_title = true;
+    for (size_t i = 0; i < sizeof(measures) / sizeof(measures[0]) && kv_table_plans(table, 0);
+         i++) {
+        print_capacities(table, measures[i].title);
+        for (size_t j = 0; j < table->num_policies; j++) {
+            if (kv_table_plans(table, j)) {
+                print_row(table, kv_table_policy(table, j), j, measures[i].format);
             }
-            print_row(table, kv_table_policy(table, i), i, kv_cell_prefetch);
         }
     }
 }
@@ -360,6 +407,49 @@ void kv_report_print_load(const struct kv_report *report, size_t load_idx)
         print_row(&table, "prefill tokens/s", 0, format_prefill_rate);
         print_missed_loads(&table);
         print_prefetch(&table);
+    }
+}
+
+/* Over all loads, traces and capacities at which lru and MIN differ. NaN: there is none. */
+static double average_closure(const struct kv_report *report, size_t policy_idx)
+{
+    struct kv_table table;
+    double sum = 0;
+    int64_t count = 0;
+
+    for (size_t i = 0; i < report->num_loads; i++) {
+        for (size_t j = 0; kv_report_table(report, i, j, &table); j++) {
+            for (size_t k = 0; k < table.num_capacities; k++) {
+                double closure = kv_row_closure(kv_table_row(&table, k, policy_idx));
+                sum += isnan(closure) ? 0 : closure;
+                count += !isnan(closure);
+            }
+        }
+    }
+    return count > 0 ? sum / (double)count : NAN;
+}
+
+void kv_report_print_sensitivity(const struct kv_report *report)
+{
+    static const char prefix[] = "predictive ";
+    struct kv_table table;
+    double whole = NAN;
+
+    if (!report->options->has_sensitivity || !kv_report_table(report, 0, 0, &table)) {
+        return;
+    }
+    for (size_t i = 0; i < table.num_policies; i++) {
+        const char *policy = kv_table_policy(&table, i);
+        if (strcmp(policy, "predictive") == 0) {
+            whole = average_closure(report, i);
+            output_printf(
+                "\nsensitivity: average closure of predictive, %.2f %%, and its change in "
+                "points\n",
+                100 * whole);
+        } else if (strncmp(policy, prefix, strlen(prefix)) == 0 && policy[strlen(prefix)] != '-') {
+            output_printf("  %-24s %+6.2f\n", policy + strlen(prefix),
+                          100 * (average_closure(report, i) - whole));
+        }
     }
 }
 
@@ -431,8 +521,8 @@ static json_t *json_options(const struct imbrex_kv_sim_options *options)
     for (size_t i = 0; i < options->num_capacities && capacities != NULL; i++) {
         capacities = append(capacities, json_integer(options->capacities[i]));
     }
-    return json_pack("{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b}", "traces",
-                     json_texts(options->traces, options->num_traces), "starts",
+    return json_pack("{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b, s:b, s:o}",
+                     "traces", json_texts(options->traces, options->num_traces), "starts",
                      json_text(options->starts), "session_span_s", options->session_span_s,
                      "capacities", capacities, "block_size", (int)options->block_size, "num_slots",
                      (int)options->num_slots, "decode_s_per_token",
@@ -440,7 +530,8 @@ static json_t *json_options(const struct imbrex_kv_sim_options *options)
                      "seed", json_integer((json_int_t)options->seed), "warm", options->warm,
                      "timeline", options->is_live ? "live" : "frozen", "hint_error",
                      json_given(options->hint_error, options->hint_error >= 0), "ablations",
-                     (int)options->has_ablations);
+                     (int)options->has_ablations, "sensitivity", (int)options->has_sensitivity,
+                     "fetch_ratio", json_given(options->fetch_ratio, options->has_prefetch));
 }
 
 static json_t *json_bad_lines(const struct imbrex_kv_sim_trace *trace)
@@ -470,18 +561,32 @@ static json_t *json_spread(const struct imbrex_kv_sim_spread *spread)
                      json_number(spread->p99));
 }
 
+static json_t *json_prefetch(const struct imbrex_kv_sim_prefetch *prefetch)
+{
+    if (!prefetch->was_replayed) {
+        return json_null();
+    }
+    return json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "num_planned",
+        (json_int_t)prefetch->num_planned, "num_used", (json_int_t)prefetch->num_used, "num_wasted",
+        (json_int_t)prefetch->num_wasted, "num_cancelled", (json_int_t)prefetch->num_cancelled,
+        "num_late", (json_int_t)prefetch->num_late, "num_unforeseen",
+        (json_int_t)prefetch->num_unforeseen, "precision", json_number(prefetch->precision),
+        "recall", json_number(prefetch->recall), "hit_rate", json_number(prefetch->hit_rate),
+        "ttft_s", json_spread(&prefetch->ttft));
+}
+
 static json_t *json_row(const struct imbrex_kv_sim_row *row)
 {
     return json_pack(
-        "{s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:o, s:o}", "capacity_tokens",
+        "{s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:o}", "capacity_tokens",
         (json_int_t)row->capacity_tokens, "policy", row->policy, "hit_rate",
         json_number(row->hit_rate), "closure", json_number(kv_row_closure(row)),
         "prefill_tokens_per_s", json_number(row->prefill_tokens_per_s), "mean_queue",
         json_number(row->mean_queue), "ttft_s", json_spread(&row->ttft), "num_requests",
         (json_int_t)row->num_requests, "num_blocks", (json_int_t)row->num_blocks, "num_evicted",
         (json_int_t)row->num_evicted, "accesses_per_s", json_number(row->accesses_per_s),
-        "state_bytes", (json_int_t)row->state_bytes, "prefetch_precision",
-        json_number(row->prefetch_precision), "prefetch_recall", json_number(row->prefetch_recall));
+        "state_bytes", (json_int_t)row->state_bytes, "prefetch", json_prefetch(&row->prefetch));
 }
 
 static json_t *json_table(const struct kv_table *table)

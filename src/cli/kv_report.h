@@ -39,7 +39,7 @@ const struct imbrex_kv_sim_row *kv_table_row(const struct kv_table *table, size_
                                              size_t policy_idx);
 /* The policies in the order of the rows, MIN and infinite among them. */
 const char *kv_table_policy(const struct kv_table *table, size_t policy_idx);
-/* Whether the policy plans to fetch ahead. */
+/* Whether the policy was replayed over a slower tier. */
 bool kv_table_plans(const struct kv_table *table, size_t policy_idx);
 
 /* Whether no rate was found that gives the load: blocks that running requests hold leave no room,
@@ -57,7 +57,13 @@ struct kv_cell {
 void kv_cell_hit_rate(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 void kv_cell_ttft(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 void kv_cell_queue(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+/* Of the replay over a slower tier: precision / recall; hit rate (points won); TTFT; blocks. */
 void kv_cell_prefetch(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_prefetch_hits(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_prefetch_ttft(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_planned(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_wasted(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+void kv_cell_late(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 
 #define KV_NUMBER_BYTES 32
 /* "3.1M", "512"; returns `text`. */
@@ -74,6 +80,9 @@ extern const struct kv_term kv_terms[]; /* ended by a NULL word */
 /* To standard output: what holds for all, one load's tables, and the meaning of the words. */
 void kv_report_print_head(const struct kv_report *report);
 void kv_report_print_load(const struct kv_report *report, size_t load_idx);
+/* What each number of predictive is worth: the change of its average closure over all rows of the
+ * run. Nothing if it was not asked for, or no load was replayed. */
+void kv_report_print_sensitivity(const struct kv_report *report);
 void kv_report_print_terms(const struct kv_report *report);
 
 /* *text is freed by the caller with free(). Exit codes; failures are reported. */

@@ -170,7 +170,8 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine, cons
     };
     /* What one step fills: whole blocks of prompts, and the last tokens of others. */
     size_t max_filled = (size_t)(plan->max_step_tokens / KV_BLOCK_SIZE) + (size_t)plan->max_running;
-    TRY(prefix_cache_create(engine->model, &options, &engine->kv_pool, &engine->prefix, err));
+    TRY(prefix_cache_create(engine->model, &options, false, &engine->kv_pool, &engine->prefix,
+                            err));
     engine->prefix.metrics = &engine->metrics;
     engine->scheduler.cache = prefix_scheduler_cache(&engine->prefix);
     for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {

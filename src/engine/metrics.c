@@ -98,6 +98,7 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .num_preemptions = read_counter(&metrics->num_preemptions),
         .num_queried_tokens = read_counter(&metrics->num_queried_tokens),
         .num_cached_tokens = read_counter(&metrics->num_cached_tokens),
+        .num_key_collisions = read_counter(&metrics->num_key_collisions),
         .num_steps = read_counter(&metrics->num_steps),
         .num_failed_steps = read_counter(&metrics->num_failed_steps),
         .num_bad_logits = read_counter(&metrics->num_bad_logits),

@@ -35,6 +35,7 @@ enum imbrex_status request_prefix_create(const struct request_prefix_options *op
     }
     memcpy(created.token_ids, options->prompt_ids,
            (size_t)num_keys * KV_BLOCK_SIZE * sizeof(*created.token_ids));
+    kv_hasher_weaken(hasher, options->identity->num_weak_bits);
     kv_hasher_root(hasher, options->identity, options->salt, options->salt_bytes, &created.root);
     kv_hasher_blocks(hasher, &created.root, created.token_ids, KV_BLOCK_SIZE, num_keys,
                      created.keys);
@@ -66,43 +67,25 @@ void request_prefix_destroy(struct request_prefix *prefix)
 
 /* ---- the cache ------------------------------------------------------------------------------- */
 
-/* A tensor of more bytes stands in the digest with samples: from its start, its end and places
- * between, evenly spread, so that a large model is not read from disk for its digest alone. Weights
- * that were trained, merged or quantised again differ everywhere; a single number changed between
- * the samples of a large tensor is not seen. */
-enum { MAX_WHOLE_BYTES = 1 << 20, SAMPLE_BYTES = 256, NUM_SAMPLES = 16 };
-
 /* One link of the digest: name, dtype, sizes and contents of a tensor, behind the link before. */
 static void digest_tensor(struct kv_hasher *hasher, const struct checkpoint_tensor *tensor,
                           bool has_contents, struct kv_key *digest)
 {
-    unsigned char samples[NUM_SAMPLES * SAMPLE_BYTES];
     char layout[24 * (IMBREX_MAX_TENSOR_DIMS + 1) + 40];
     size_t num_bytes = has_contents ? tensor->num_bytes : 0;
-    const unsigned char *contents = tensor->elements;
     size_t num_written =
         (size_t)snprintf(layout, sizeof(layout), "%.32s %zu", tensor->dtype_name, num_bytes);
     for (int32_t i = 0; i < tensor->num_dims; i++) {
         num_written += (size_t)snprintf(layout + num_written, sizeof(layout) - num_written,
                                         " %" PRId64, tensor->shape[i]);
     }
-    if (num_bytes > MAX_WHOLE_BYTES) {
-        for (size_t i = 0; i < NUM_SAMPLES; i++) {
-            size_t last = num_bytes - SAMPLE_BYTES;
-            size_t begin = i == NUM_SAMPLES - 1 ? last : last / (NUM_SAMPLES - 1) * i;
-            memcpy(samples + i * SAMPLE_BYTES, contents + begin, SAMPLE_BYTES);
-        }
-        contents = samples;
-        num_bytes = sizeof(samples);
-    }
     struct kv_identity link = {.model_id = tensor->name, .layout = layout};
     memcpy(link.weight_digest, digest->words, sizeof(link.weight_digest));
-    kv_hasher_root(hasher, &link, contents, num_bytes, digest);
+    kv_hasher_root(hasher, &link, tensor->elements, num_bytes, digest);
 }
 
-/* Of all tensors, and of the seed that makes those of a model without files. */
-static void digest_weights(struct kv_hasher *hasher, const struct checkpoint *checkpoint,
-                           struct kv_identity *identity)
+void prefix_weight_digest(struct kv_hasher *hasher, const struct checkpoint *checkpoint,
+                          unsigned char weight_digest[32])
 {
     const struct kv_identity start = {.model_id = "weights", .layout = ""};
     struct kv_key digest;
@@ -110,19 +93,24 @@ static void digest_weights(struct kv_hasher *hasher, const struct checkpoint *ch
     for (int32_t i = 0; i < checkpoint->num_tensors; i++) {
         digest_tensor(hasher, checkpoint->tensors[i], checkpoint->region.base == NULL, &digest);
     }
-    memcpy(identity->weight_digest, digest.words, sizeof(identity->weight_digest));
+    memcpy(weight_digest, digest.words, sizeof(digest.words));
 }
 
 enum imbrex_status prefix_cache_create(const struct imbrex_model *model,
-                                       const struct kv_cache_options *options, struct kv_pool *pool,
-                                       struct prefix_cache *prefix, struct imbrex_error *err)
+                                       const struct kv_cache_options *options, bool are_keys_kept,
+                                       struct kv_pool *pool, struct prefix_cache *prefix,
+                                       struct imbrex_error *err)
 {
     enum imbrex_status status;
     struct prefix_cache created = {.pool = pool, .identity = {.model_id = model->path}};
     TRY_OR_FAIL(kv_random_secret(created.identity.secret, err));
     TRY_OR_FAIL(kv_hasher_create(&created.hasher, err));
     TRY_OR_FAIL(kv_cache_create(options, pool, &created.cache, err));
-    digest_weights(created.hasher, &model->checkpoint, &created.identity);
+    if (are_keys_kept) {
+        prefix_weight_digest(created.hasher, &model->checkpoint, created.identity.weight_digest);
+    } else {
+        TRY_OR_FAIL(kv_random_secret(created.identity.weight_digest, err));
+    }
     *prefix = created;
     snprintf(prefix->layout, sizeof(prefix->layout), "f32 %d tokens, layer, K V, head, token",
              KV_BLOCK_SIZE);
@@ -204,6 +192,14 @@ static void on_leave(void *user, struct sequence *sequence)
     }
 }
 
+static void note_collisions(struct prefix_cache *cache)
+{
+    struct kv_cache_metrics metrics;
+    kv_cache_read_metrics(cache->cache, &metrics);
+    atomic_store_explicit(&cache->metrics->num_key_collisions, metrics.num_collisions,
+                          memory_order_relaxed);
+}
+
 static int32_t on_admit(void *user, struct sequence *sequence, int32_t max_blocks, int32_t *table)
 {
     struct prefix_cache *cache = user;
@@ -212,6 +208,7 @@ static int32_t on_admit(void *user, struct sequence *sequence, int32_t max_block
         return 0;
     }
     kv_cache_admit(cache->cache, &prefix->kv, max_blocks, prefix->has_run, cache->now_ns);
+    note_collisions(cache);
     memcpy(table, prefix->blocks, (size_t)prefix->kv.num_blocks * sizeof(*table));
     if (!prefix->has_run) {
         struct imbrex_request *request = choice_of(sequence)->request;
@@ -281,6 +278,7 @@ void prefix_insert(struct prefix_cache *cache, const struct step_row *row, int32
     num_tokens = num_tokens < num_known ? num_tokens : num_known;
     extend_keys(cache, prefix, choice_of(sequence), num_tokens);
     struct kv_request *kv = &prefix->kv;
+    bool was_cut = kv->is_cut;
     while (!kv->is_cut && kv->num_blocks < num_tokens / KV_BLOCK_SIZE) {
         int32_t i = kv->num_blocks, block_idx = table[i];
         bool is_read = sequence->num_in_flight > 1;
@@ -296,5 +294,8 @@ void prefix_insert(struct prefix_cache *cache, const struct step_row *row, int32
         } else if (is_read) {
             kv_pool_unpin(cache->pool, block_idx);
         }
+    }
+    if (kv->is_cut && !was_cut) {
+        note_collisions(cache);
     }
 }

@@ -15,6 +15,7 @@
 #include "engine/scheduler.h"
 #include "kv/kv_cache.h"
 
+struct checkpoint;
 struct imbrex_model;
 
 struct request_prefix {
@@ -55,10 +56,15 @@ struct prefix_cache {
 };
 
 /* Sets everything but metrics and now_ns. The struct may not move afterwards. The secret is new
- * each time: nothing outlives the engine. */
+ * each time. are_keys_kept: blocks may be found by another engine, which must know the weights by
+ * their bytes; all are read for it. Else they are this open model's, whatever its files hold. */
 enum imbrex_status prefix_cache_create(const struct imbrex_model *model,
-                                       const struct kv_cache_options *options, struct kv_pool *pool,
-                                       struct prefix_cache *prefix, struct imbrex_error *err);
+                                       const struct kv_cache_options *options, bool are_keys_kept,
+                                       struct kv_pool *pool, struct prefix_cache *prefix,
+                                       struct imbrex_error *err);
+/* Of all tensors, every byte, and of the seed that makes those of a model without files. */
+void prefix_weight_digest(struct kv_hasher *hasher, const struct checkpoint *checkpoint,
+                          unsigned char weight_digest[32]);
 /* Safe on a zeroed struct. */
 void prefix_cache_destroy(struct prefix_cache *prefix);
 

@@ -22,6 +22,8 @@ struct kv_cache {
     int32_t *free_requests; /* [num_free_requests] stack of request indices */
     int32_t num_free_requests, max_requests;
     int64_t now_ns; /* of the last call: the pool's hooks have no time of their own */
+    void (*forgets)(void *user, const struct kv_key *key, int32_t block_idx);
+    void *user;
     /* Where the eviction of this victim's descendants stopped, so that a victim with a long tail is
      * not walked down again for each block. -1: nowhere. */
     int32_t last_victim, last_parent;
@@ -80,6 +82,9 @@ static void forget(struct kv_cache *cache, int32_t block_idx)
     if (cache->policy->functions->evict != NULL) {
         cache->policy->functions->evict(cache->policy, block_idx);
     }
+    if (cache->forgets != NULL) {
+        cache->forgets(cache->user, &cache->tree.keys[block_idx], block_idx);
+    }
     struct kv_want *nearest = cache->tree.nodes[block_idx].nearest;
     if (nearest != NULL) {
         nearest->block_idx = -1;
@@ -95,21 +100,31 @@ static void forget(struct kv_cache *cache, int32_t block_idx)
     cache->metrics.num_evicted++;
 }
 
-/* Forgets up to num_blocks of the policy's next victim and its descendants: from a tail upwards as
- * long as the path has no other branch, at least one block. Where it branches the policy is asked
- * again, and goes on from there if its answer is the same. False if nothing could be forgotten: the
- * policy is wrong, or somebody pinned a block and not those before it. */
-static bool forget_victim(struct kv_cache *cache, int32_t num_blocks)
+/* The policy's next victim, and the tail behind it that goes first. -1: the policy is wrong, or
+ * somebody pinned a block and not those before it. */
+static int32_t find_victim(struct kv_cache *cache, int32_t *victim)
 {
-    int32_t victim = cache->policy->functions->victim(cache->policy, cache->now_ns);
-    if (victim < 0 || victim >= cache->pool->num_blocks || !kv_cache_is_idle(cache, victim)) {
+    *victim = cache->policy->functions->victim(cache->policy, cache->now_ns);
+    if (*victim < 0 || *victim >= cache->pool->num_blocks || !kv_cache_is_idle(cache, *victim)) {
         assert(!"a victim is idle");
-        return false;
+        return -1;
     }
     int32_t block_idx =
-        kv_tree_tail(&cache->tree, victim == cache->last_victim ? cache->last_parent : victim);
+        kv_tree_tail(&cache->tree, *victim == cache->last_victim ? cache->last_parent : *victim);
     if (!kv_cache_is_idle(cache, block_idx)) {
         assert(!"an idle block has idle descendants");
+        return -1;
+    }
+    return block_idx;
+}
+
+/* Forgets up to num_blocks of the policy's next victim and its descendants: from a tail upwards as
+ * long as the path has no other branch, at least one block. Where it branches the policy is asked
+ * again, and goes on from there if its answer is the same. False if nothing could be forgotten. */
+static bool forget_victim(struct kv_cache *cache, int32_t num_blocks)
+{
+    int32_t victim, block_idx = find_victim(cache, &victim);
+    if (block_idx < 0) {
         return false;
     }
     for (;;) {
@@ -159,6 +174,8 @@ enum imbrex_status kv_cache_create(const struct kv_cache_options *options, struc
         .max_requests = options->max_requests,
         .last_victim = -1,
         .last_parent = -1,
+        .forgets = options->forgets,
+        .user = options->user,
     };
     TRY_OR_FAIL(kv_tree_create(pool->num_blocks, options->block_size, options->has_token_ids,
                                &created->tree, err));
@@ -360,6 +377,38 @@ void kv_cache_admit(struct kv_cache *cache, struct kv_request *request, int32_t 
     tell_request(cache, request, cache->policy->functions->admit);
 }
 
+/* A busy block that is not in the tree; request_idx: -1 for nobody. */
+static void add_block(struct kv_cache *cache, const struct kv_key *key, int32_t parent,
+                      const int32_t *token_ids, int32_t block_idx, int32_t request_idx)
+{
+    kv_tree_add(&cache->tree, block_idx, parent, key, token_ids);
+    kv_table_add(&cache->table, block_idx);
+    kv_pool_keep(cache->pool, block_idx);
+    struct kv_want *nearest = kv_wanted_find(&cache->wanted, key);
+    if (nearest != NULL) {
+        nearest->block_idx = block_idx;
+        cache->tree.nodes[block_idx].nearest = nearest;
+    }
+    if (cache->policy->functions->insert != NULL) {
+        cache->policy->functions->insert(cache->policy, block_idx, request_idx, cache->now_ns);
+    }
+}
+
+bool kv_cache_promote(struct kv_cache *cache, const struct kv_key *key,
+                      const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx,
+                      int64_t now_ns)
+{
+    int32_t parent = parent_key != NULL ? kv_table_find(&cache->table, parent_key) : -1;
+    if ((parent_key != NULL && parent == -1) || kv_table_find(&cache->table, key) != -1) {
+        return false;
+    }
+    cache->now_ns = now_ns;
+    add_block(cache, key, parent, token_ids, block_idx, -1);
+    cache->metrics.num_promoted++;
+    kv_pool_release(cache->pool, block_idx);
+    return true;
+}
+
 int32_t kv_cache_insert(struct kv_cache *cache, struct kv_request *request,
                         const struct kv_key *key, const int32_t *token_ids, int32_t block_idx,
                         int64_t now_ns)
@@ -377,19 +426,8 @@ int32_t kv_cache_insert(struct kv_cache *cache, struct kv_request *request,
         return block_idx;
     }
     if (existing == -1) {
-        kv_tree_add(&cache->tree, block_idx, parent, key, token_ids);
-        kv_table_add(&cache->table, block_idx);
-        kv_pool_keep(cache->pool, block_idx);
-        struct kv_want *nearest = kv_wanted_find(&cache->wanted, key);
-        if (nearest != NULL) {
-            nearest->block_idx = block_idx;
-            cache->tree.nodes[block_idx].nearest = nearest;
-        }
+        add_block(cache, key, parent, token_ids, block_idx, request->request_idx);
         cache->metrics.num_inserted++;
-        if (cache->policy->functions->insert != NULL) {
-            cache->policy->functions->insert(cache->policy, block_idx, request->request_idx,
-                                             now_ns);
-        }
     } else if (existing != block_idx) { /* else: two choices of one request share it already */
         tell_hit(cache, existing, request->request_idx);
         kv_pool_retain(cache->pool, existing);
@@ -409,6 +447,13 @@ void kv_cache_finish(struct kv_cache *cache, struct kv_request *request, int64_t
     tell_request(cache, request, cache->policy->functions->finish);
     lineage_finish(cache->lineage, request->keys, request->num_keys, now_ns, &request->fingerprint);
     release_idx(cache, request);
+}
+
+int32_t kv_cache_next_victim(struct kv_cache *cache, int64_t now_ns)
+{
+    int32_t victim;
+    cache->now_ns = now_ns;
+    return cache->pool->num_cached > 0 ? find_victim(cache, &victim) : -1;
 }
 
 void kv_cache_make_room(struct kv_cache *cache, int32_t num_blocks, int64_t now_ns)

@@ -25,6 +25,10 @@ struct kv_cache_options {
     /* Token ids of each block are kept and compared on a hit; a block whose ids differ is a miss
      * and counted. The replayer has no ids. */
     bool has_token_ids;
+    /* A block is about to be forgotten; it still has its contents, which a slower tier may take.
+     * The cache must not be called from here. NULL: nobody wants to know. */
+    void (*forgets)(void *user, const struct kv_key *key, int32_t block_idx);
+    void *user;
     const char *policy;
     struct kv_policy_options policy_options; /* sizes are filled in by the cache */
 };
@@ -61,6 +65,7 @@ struct kv_cache_metrics {
     uint64_t num_queried, num_hit; /* prompt blocks of admitted requests; found */
     /* Collisions: a key that was there with other token ids, or behind another block. */
     uint64_t num_inserted, num_duplicates, num_evicted, num_collisions;
+    uint64_t num_promoted; /* brought up from a slower tier */
     int64_t num_cached, num_used, num_free;
 };
 
@@ -98,10 +103,20 @@ int32_t kv_cache_insert(struct kv_cache *cache, struct kv_request *request,
                         const struct kv_key *key, const int32_t *token_ids, int32_t block_idx,
                         int64_t now_ns);
 
+/* A block of a slower tier was brought up: block_idx, acquired by the caller for one user, holds
+ * it, and becomes an idle block of the tree behind the block of parent_key (NULL: it is a head).
+ * The caller's use has ended. False, and nothing has changed, if the key is there already or the
+ * block before it no longer is. */
+bool kv_cache_promote(struct kv_cache *cache, const struct kv_key *key,
+                      const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx,
+                      int64_t now_ns);
+
 /* The request has ended, or was preempted (it arrives again then). Its owner releases the blocks
  * right after, tails first. */
 void kv_cache_finish(struct kv_cache *cache, struct kv_request *request, int64_t now_ns);
 
+/* The block that would be forgotten next. -1: none is idle. */
+int32_t kv_cache_next_victim(struct kv_cache *cache, int64_t now_ns);
 /* Forgets idle blocks until num_blocks are free in the pool, or none is left. */
 void kv_cache_make_room(struct kv_cache *cache, int32_t num_blocks, int64_t now_ns);
 /* Forgets everything idle. */

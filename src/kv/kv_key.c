@@ -6,6 +6,7 @@
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "kv/kv_key.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <openssl/sha.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 
 struct kv_hasher {
     SHA256_CTX context;
+    int32_t num_weak_bits; /* 0: keys are whole */
 };
 
 /* Types of the fields of a root. */
@@ -34,6 +36,12 @@ enum imbrex_status kv_hasher_create(struct kv_hasher **hasher, struct imbrex_err
     }
     *hasher = created;
     return IMBREX_STATUS_OK;
+}
+
+void kv_hasher_weaken(struct kv_hasher *hasher, int32_t num_weak_bits)
+{
+    assert(num_weak_bits >= 0 && num_weak_bits < 64);
+    hasher->num_weak_bits = num_weak_bits;
 }
 
 void kv_hasher_destroy(struct kv_hasher *hasher)
@@ -115,6 +123,10 @@ void kv_hasher_blocks(struct kv_hasher *hasher, const struct kv_key *previous,
         SHA256_Update(&hasher->context, previous->words, sizeof(previous->words));
         add_token_ids(hasher, token_ids + (size_t)i * (size_t)block_size, block_size);
         finish(hasher, &keys[i]);
+        if (hasher->num_weak_bits > 0) {
+            uint64_t mask = (UINT64_C(1) << hasher->num_weak_bits) - 1;
+            keys[i] = (struct kv_key){{keys[i].words[0] & mask, 0, 0, 0}};
+        }
         previous = &keys[i];
     }
 }

@@ -30,12 +30,17 @@ struct kv_identity {
     unsigned char weight_digest[32];
     const char *adapter; /* NUL-terminated, NULL: none */
     const char *layout;  /* dtype, block size, order of dimensions; NUL-terminated */
+    /* For tests: blocks' keys are cut to so many bits, so that different blocks collide. 0: none is
+     * cut. */
+    int32_t num_weak_bits;
 };
 
 /* Computes keys; one user at a time. Allocates at creation only. */
 struct kv_hasher;
 enum imbrex_status kv_hasher_create(struct kv_hasher **hasher, struct imbrex_error *err);
 void kv_hasher_destroy(struct kv_hasher *hasher);
+/* From now on it computes keys as kv_identity.num_weak_bits says. */
+void kv_hasher_weaken(struct kv_hasher *hasher, int32_t num_weak_bits);
 
 void kv_hasher_root(struct kv_hasher *hasher, const struct kv_identity *identity, const void *salt,
                     size_t salt_bytes, struct kv_key *root);

@@ -18,6 +18,12 @@ static const struct {
 static const char names[] = KV_POLICY_LIST(X);
 #undef X
 
+const struct kv_predictive_knobs kv_predictive_knobs_default = {
+#define X(name, value, low, high) .name = (value),
+    KV_PREDICTIVE_KNOB_LIST(X)
+#undef X
+};
+
 struct kv_policy_options kv_policy_options_default(void)
 {
     return (struct kv_policy_options){
@@ -25,6 +31,9 @@ struct kv_policy_options kv_policy_options_default(void)
         .use_table = true,
         .use_guard = true,
         .use_hints = true,
+        .use_lookahead = true,
+        .use_ghosts = true,
+        .knobs = kv_predictive_knobs_default,
     };
 }
 

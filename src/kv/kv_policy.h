@@ -53,11 +53,53 @@ struct kv_policy_request {
     int64_t arrival_ns, admission_ns; /* admission: -1 before */
 };
 
+/* X(name, value, low, high): the numbers that `predictive` was given and did not learn, each with
+ * its neighbours, by which the replayer shows how much hangs on it. */
+#define KV_PREDICTIVE_KNOB_LIST(X)                                                               \
+    /* Pseudo-events by which a level of classes is drawn towards the one above it. */           \
+    X(coarse_shrinkage, 1, 0.5, 2)                                                               \
+    X(middle_shrinkage, 3, 1.5, 6)                                                               \
+    X(fine_shrinkage, 5, 2.5, 10)                                                                \
+    /* Limits between classes of age of the session, new tokens and prompt length, times it. */  \
+    X(gap_limits, 1, 0.5, 2)                                                                     \
+    X(new_limits, 1, 0.5, 2)                                                                     \
+    X(length_limits, 1, 0.5, 2)                                                                  \
+    /* A block of a segment of n counts 1 / n^that: 0, 0.5 or 1. */                              \
+    X(length_discount, 0.5, 0, 1)                                                                \
+    /* Children of a block, counted as they come, from which on prompts part there. */           \
+    X(fan_out, 3, 2, 4)                                                                          \
+    /* Ends between two looks at what was learned. */                                            \
+    X(renewal_ends, 64, 32, 128)                                                                 \
+    X(ghost_life_s, 7200, 3600, 14400)                                                           \
+    /* An hour of the busiest trace at hand has 8,800 ghosts. */                                 \
+    X(max_ghosts, 16384, 8192, 32768)                                                            \
+    /* The guard: requests over which its counters forget, and its first rest; by how much the \
+     * next rest is longer; the lead of lru at which it falls, times it. */ \
+    X(guard_horizon, 1000, 500, 2000)                                                            \
+    X(guard_growth, 4, 2, 8)                                                                     \
+    X(guard_lead, 1, 0.5, 2)
+
+struct kv_predictive_knobs {
+#define X(name, value, low, high) double name;
+    KV_PREDICTIVE_KNOB_LIST(X)
+#undef X
+};
+extern const struct kv_predictive_knobs kv_predictive_knobs_default;
+
 struct kv_policy_options {
     int32_t num_blocks, max_requests;
     int32_t block_size; /* tokens */
     /* Switches of `predictive`, each a row in the replayer's tables; all on by default. */
     bool use_queue, use_table, use_guard, use_hints;
+    bool use_lookahead; /* else a block is worth the chance that it returns now */
+    bool use_ghosts;    /* else evicted blocks count for nothing */
+    struct kv_predictive_knobs knobs;
+};
+
+/* A path that a policy expects to be asked for, whose end is not resident. */
+struct kv_prediction {
+    uint64_t key_hash; /* of its last block */
+    double value;      /* comparable with kv_policy_functions.value, more than 0 */
 };
 
 struct kv_policy {
@@ -79,7 +121,8 @@ struct kv_policy_functions {
                    int64_t now_ns);
     void (*leave)(struct kv_policy *policy, const struct kv_policy_request *request,
                   int64_t now_ns);
-    /* Blocks. insert: a block came into the cache, busy, for this request. hit: a busy or idle
+    /* Blocks. insert: a block came into the cache, busy, for this request; -1: from a slower tier,
+     * for nobody yet, and becomes idle right after it. hit: a busy or idle
      * block of the cache is used by a request that was admitted. idle, busy: it may, may not be a
      * victim; of one request the tails become idle first. evict: it is forgotten. */
     void (*insert)(struct kv_policy *policy, int32_t block_idx, int32_t request_idx,
@@ -95,6 +138,12 @@ struct kv_policy_functions {
      * each key of an arriving request that is not resident, nearest the head first, at most one
      * call chain a request. NULL: it keeps none. */
     void (*miss)(struct kv_policy *policy, uint64_t key_hash, int64_t now_ns);
+    /* For who can bring blocks up from a slower tier. predict: at most max_predictions, the most
+     * valuable first, perhaps one path twice; returns their number. value: of an idle block, what
+     * keeping it is worth, in the same unit. Both NULL: the policy expects nothing. */
+    int32_t (*predict)(struct kv_policy *policy, struct kv_prediction *predictions,
+                       int32_t max_predictions, int64_t now_ns);
+    double (*value)(struct kv_policy *policy, int32_t block_idx, int64_t now_ns);
     size_t (*state_bytes)(const struct kv_policy *policy);
     /* What it learned, to go on after a restart; NULL: nothing to keep. The text is versioned;
      * FORMAT if it is not this policy's. */

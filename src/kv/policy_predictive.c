@@ -6,7 +6,7 @@
  *                        their age. Dated by arrival if the queue protects them from then on, else
  *                        by admission: a policy blind to the queue must hold them until then
  *   end                  the request's blocks become up to three segments (predictive_segments.h)
- *   every 64 ends        time without return is counted, indices are those of all seen until now
+ *   now and then         time without return is counted, indices are those of all seen until now
  *   victim               of the segments whose tail is idle and has no descendants, the one of the
  *                        least index (predictive_table.h); its tail goes
  *   guard                a shadow lru; where it leads, lru decides for a while */
@@ -20,9 +20,6 @@
 #include "kv/queue_order.h"
 
 enum {
-    /* Children of a block, counted as they come, from which on prompts part there. */
-    FAN_OUT = 3,
-    RENEWAL_ENDS = 64,
     /* Blocks of one segment that one answer may name. */
     MAX_RUN = 64,
 };
@@ -36,7 +33,7 @@ struct predictive_policy {
     struct segments segments;
     struct predictive_guard guard;
     struct queue_order order;  /* all idle blocks while lru decides; their ages always */
-    unsigned char *num_parted; /* [num_blocks] children seen, up to FAN_OUT */
+    unsigned char *num_parted; /* [num_blocks] children seen, up to fan_out */
     bool *is_idle;             /* [num_blocks] */
     int32_t *num_seen;         /* [max_requests] blocks of its path that others had before */
     int32_t arriving_idx, arriving_depth; /* the request whose misses follow */
@@ -128,7 +125,7 @@ static void predictive_leave(struct kv_policy *policy, const struct kv_policy_re
 
 static void renew(struct predictive_policy *predictive, int64_t now_ns)
 {
-    if (++predictive->num_ends < RENEWAL_ENDS) {
+    if (++predictive->num_ends < predictive->options.knobs.renewal_ends) {
         return;
     }
     predictive->num_ends = 0;
@@ -147,7 +144,7 @@ static void predictive_finish(struct kv_policy *policy, const struct kv_policy_r
 
     predictive->scanned_idx = -1;
     for (int32_t i = num_blocks - 1; i >= 0 && ends[0] == 0; i--) {
-        if (predictive->num_parted[request->blocks[i]] >= FAN_OUT) {
+        if (predictive->num_parted[request->blocks[i]] >= options->knobs.fan_out) {
             ends[0] = i + 1;
         }
     }
@@ -157,8 +154,9 @@ static void predictive_finish(struct kv_policy *policy, const struct kv_policy_r
         if (end <= begin) {
             continue;
         }
-        int32_t class_idx = predictive_class(request->fingerprint, (enum predictive_region)region,
-                                             num_new * options->block_size, options->use_hints);
+        int32_t class_idx =
+            predictive_class(&options->knobs, request->fingerprint, (enum predictive_region)region,
+                             num_new * options->block_size, options->use_hints);
         segments_add(&predictive->segments, &request->blocks[begin], end - begin,
                      predictive_table_cell(&predictive->table, class_idx), now_ns);
         begin = end;
@@ -183,12 +181,18 @@ static void predictive_insert(struct kv_policy *policy, int32_t block_idx, int32
     struct predictive_policy *predictive = self(policy);
     int32_t parent = kv_cache_parent(policy->cache, block_idx);
     uint64_t key = kv_cache_key_hash(policy->cache, block_idx);
+    if (request_idx < 0) {
+        predictive->num_parted[block_idx] = 0;
+        predictive->is_idle[block_idx] = false;
+        segments_promote(&predictive->segments, block_idx, parent, key, now_ns);
+        return;
+    }
     bool is_back = segments_find_ghost(&predictive->segments, key, true, now_ns);
-    (void)request_idx;
 
     predictive->num_parted[block_idx] = 0;
     predictive->is_idle[block_idx] = false;
-    if (parent >= 0 && !is_back && predictive->num_parted[parent] < FAN_OUT) {
+    if (parent >= 0 && !is_back &&
+        predictive->num_parted[parent] < predictive->options.knobs.fan_out) {
         predictive->num_parted[parent]++;
     }
     if (predictive->options.use_guard) {
@@ -349,6 +353,52 @@ static int32_t predictive_victim(struct kv_policy *policy, int64_t now_ns)
     return block_idx;
 }
 
+/* ---- what may be brought up again ------------------------------------------------------------ */
+
+/* Of segments that have lost blocks to eviction those of the largest indices: what the cache would
+ * hold if it could choose again now. */
+static int32_t predictive_predict(struct kv_policy *policy, struct kv_prediction *predictions,
+                                  int32_t max_predictions, int64_t now_ns)
+{
+    struct predictive_policy *predictive = self(policy);
+    const struct segments *segments = &predictive->segments;
+    const int32_t firsts[2] = {segments->live.first, segments->ghosts.first};
+    int32_t num_predictions = 0;
+
+    for (int32_t list = 0; list < 2 && !predictive->is_lru; list++) {
+        for (int32_t i = firsts[list]; i >= 0; i = segments->links.next[i]) {
+            struct segment *segment = &predictive->segments.segments[i];
+            if (!segment->has_tail_key || segment->num_ghosts == 0 ||
+                key_table_find(&segments->keys, segment->tail_key) != i) {
+                continue;
+            }
+            double value = index_of(predictive, segment, now_ns);
+            int32_t place = num_predictions;
+            while (place > 0 && value > predictions[place - 1].value) {
+                if (place < max_predictions) {
+                    predictions[place] = predictions[place - 1];
+                }
+                place--;
+            }
+            if (place < max_predictions) {
+                predictions[place] =
+                    (struct kv_prediction){.key_hash = segment->tail_key, .value = value};
+                num_predictions += num_predictions < max_predictions;
+            }
+        }
+    }
+    return num_predictions;
+}
+
+static double predictive_value(struct kv_policy *policy, int32_t block_idx, int64_t now_ns)
+{
+    struct predictive_policy *predictive = self(policy);
+    int32_t segment_idx = predictive->segments.segment_of[block_idx];
+    return segment_idx < 0
+               ? 0.0
+               : index_of(predictive, &predictive->segments.segments[segment_idx], now_ns);
+}
+
 /* ---- the rest -------------------------------------------------------------------------------- */
 
 static size_t predictive_state_bytes(const struct kv_policy *policy)
@@ -404,6 +454,8 @@ static const struct kv_policy_functions functions = {
     .evict = predictive_evict,
     .victim = predictive_victim,
     .miss = predictive_miss,
+    .predict = predictive_predict,
+    .value = predictive_value,
     .state_bytes = predictive_state_bytes,
     .save = predictive_save,
     .load = predictive_load,
@@ -421,9 +473,12 @@ enum imbrex_status kv_policy_predictive_create(const struct kv_policy_options *o
     predictive->options = *options;
     predictive->scanned_idx = -1;
     predictive->is_lru = !options->use_table;
-    TRY_OR_FAIL(predictive_table_init(&predictive->table, err));
+    TRY_OR_FAIL(predictive_table_init(&options->knobs, &predictive->table, err));
     TRY_OR_FAIL(segments_init(options->num_blocks, &predictive->table, &predictive->segments, err));
-    TRY_OR_FAIL(predictive_guard_init(options->num_blocks, &predictive->guard, err));
+    TRY_OR_FAIL(
+        predictive_guard_init(&options->knobs, options->num_blocks, &predictive->guard, err));
+    predictive->table.looks_ahead = options->use_lookahead;
+    predictive->segments.ignores_ghosts = !options->use_ghosts;
     TRY_OR_FAIL(queue_order_init(options->num_blocks, &predictive->order, err));
     predictive->order.ignores_queue = !options->use_queue;
     size_t num_blocks = (size_t)options->num_blocks, num_requests = (size_t)options->max_requests;

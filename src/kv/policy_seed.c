@@ -8,6 +8,7 @@
  * sequence to it. */
 #include "kv/policy_seed.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "kv/block_list.h"
@@ -35,6 +36,12 @@ struct seed_policy {
     int16_t *request_pattern;             /* [max_requests] */
     struct seed_context *contexts;        /* [NUM_CONTEXTS] */
     int64_t num_of[NUM_PATTERNS];         /* arrivals */
+    uint64_t last_key[NUM_PATTERNS];      /* of the last block of the last request that ended */
+    bool has_key[NUM_PATTERNS];
+    /* Of the patterns since the last arrival, which changes all of them: so an eviction costs a
+     * look at the scores, not at the table. */
+    double chance[NUM_PATTERNS], score[NUM_PATTERNS]; /* score: INFINITY, nothing is idle */
+    bool is_stale;                                    /* an arrival has not been looked at */
     int64_t num_arrivals;
     int32_t previous, last; /* the patterns of the last two arrivals */
     int32_t num_blocks, max_requests;
@@ -130,6 +137,56 @@ static void seed_arrive(struct kv_policy *policy, const struct kv_policy_request
     seed->num_arrivals++;
     seed->previous = seed->last;
     seed->last = pattern;
+    seed->is_stale = true;
+}
+
+static double score_of(const struct seed_policy *seed, int32_t block_idx)
+{
+    double recency = 1.0 / (1.0 + (double)(seed->num_arrivals - seed->used[block_idx]));
+    return seed->chance[seed->pattern[block_idx]] * recency;
+}
+
+/* In a pattern the longest idle block has the least score. */
+static void look_at(struct seed_policy *seed, int32_t pattern)
+{
+    int32_t block_idx = seed->idle[pattern].first;
+    seed->score[pattern] = block_idx >= 0 ? score_of(seed, block_idx) : INFINITY;
+}
+
+/* Where the context was never seen, or not with this pattern, its share of all arrivals counts a
+ * little. */
+static void look_again(struct seed_policy *seed)
+{
+    const struct seed_context *context = context_of(seed, seed->previous, seed->last);
+    double counts[NUM_PATTERNS] = {0};
+    if (!seed->is_stale) {
+        return;
+    }
+    seed->is_stale = false;
+    for (int32_t i = 0; i < NUM_NEXT; i++) {
+        if (context->count[i] > 0) {
+            counts[context->pattern[i]] = context->count[i];
+        }
+    }
+    for (int32_t pattern = 0; pattern < NUM_PATTERNS; pattern++) {
+        double prior =
+            ((double)seed->num_of[pattern] + 1.0) / ((double)seed->num_arrivals + NUM_PATTERNS);
+        seed->chance[pattern] = (counts[pattern] + prior) / (context->total + 1.0);
+        look_at(seed, pattern);
+    }
+}
+
+static void seed_finish(struct kv_policy *policy, const struct kv_policy_request *request,
+                        int64_t now_ns)
+{
+    struct seed_policy *seed = self(policy);
+    int32_t pattern = seed->request_pattern[request->request_idx];
+    (void)now_ns;
+    if (request->num_blocks > 0) {
+        seed->last_key[pattern] =
+            kv_cache_key_hash(policy->cache, request->blocks[request->num_blocks - 1]);
+        seed->has_key[pattern] = true;
+    }
 }
 
 static void seed_remove(struct kv_policy *policy, int32_t block_idx)
@@ -138,6 +195,7 @@ static void seed_remove(struct kv_policy *policy, int32_t block_idx)
     if (seed->is_idle[block_idx]) {
         block_list_remove(&seed->idle[seed->pattern[block_idx]], seed->links, block_idx);
         seed->is_idle[block_idx] = false;
+        look_at(seed, seed->pattern[block_idx]);
     }
 }
 
@@ -145,6 +203,7 @@ static void add_idle(struct seed_policy *seed, int32_t block_idx)
 {
     block_list_append(&seed->idle[seed->pattern[block_idx]], seed->links, block_idx);
     seed->is_idle[block_idx] = true;
+    look_at(seed, seed->pattern[block_idx]);
 }
 
 static void seed_use(struct kv_policy *policy, int32_t block_idx, int32_t request_idx,
@@ -154,7 +213,9 @@ static void seed_use(struct kv_policy *policy, int32_t block_idx, int32_t reques
     bool was_idle = seed->is_idle[block_idx];
     (void)now_ns;
     seed_remove(policy, block_idx);
-    seed->pattern[block_idx] = seed->request_pattern[request_idx];
+    /* What comes up from a slower tier comes for what is expected. */
+    seed->pattern[block_idx] =
+        request_idx >= 0 ? seed->request_pattern[request_idx] : (int16_t)seed->last;
     if (was_idle) {
         add_idle(seed, block_idx);
     }
@@ -168,43 +229,18 @@ static void seed_idle(struct kv_policy *policy, int32_t block_idx, int64_t now_n
     add_idle(seed, block_idx);
 }
 
-/* Where the context was never seen, or not with this pattern, its share of all arrivals counts a
- * little. */
-static double probability(const struct seed_policy *seed, const struct seed_context *context,
-                          int32_t pattern)
-{
-    double prior =
-        ((double)seed->num_of[pattern] + 1.0) / ((double)seed->num_arrivals + NUM_PATTERNS);
-    double count = 0.0;
-    for (int32_t i = 0; i < NUM_NEXT; i++) {
-        if (context->count[i] > 0 && context->pattern[i] == pattern) {
-            count = context->count[i];
-        }
-    }
-    return (count + prior) / (context->total + 1.0);
-}
-
-/* In a pattern the longest idle block has the least score. */
 static int32_t seed_victim(struct kv_policy *policy, int64_t now_ns)
 {
     struct seed_policy *seed = self(policy);
-    const struct seed_context *context = context_of(seed, seed->previous, seed->last);
-    int32_t victim = -1;
-    double least = 0.0;
+    int32_t least = 0;
     (void)now_ns;
-    for (int32_t pattern = 0; pattern < NUM_PATTERNS; pattern++) {
-        int32_t block_idx = seed->idle[pattern].first;
-        if (block_idx < 0) {
-            continue;
-        }
-        double recency = 1.0 / (1.0 + (double)(seed->num_arrivals - seed->used[block_idx]));
-        double score = probability(seed, context, pattern) * recency;
-        if (victim < 0 || score < least) {
-            victim = block_idx;
-            least = score;
+    look_again(seed);
+    for (int32_t pattern = 1; pattern < NUM_PATTERNS; pattern++) {
+        if (seed->score[pattern] < seed->score[least]) {
+            least = pattern;
         }
     }
-    return victim;
+    return seed->idle[least].first;
 }
 
 int32_t kv_policy_seed_prefetch(const struct kv_policy *policy, int32_t patterns[SEED_NUM_PREFETCH])
@@ -230,6 +266,31 @@ int32_t kv_policy_seed_prefetch(const struct kv_policy *policy, int32_t patterns
     return num_patterns;
 }
 
+/* Of each pattern of its list, what the last such request had. */
+static int32_t seed_predict(struct kv_policy *policy, struct kv_prediction *predictions,
+                            int32_t max_predictions, int64_t now_ns)
+{
+    struct seed_policy *seed = self(policy);
+    int32_t patterns[SEED_NUM_PREFETCH], num_predictions = 0;
+    int32_t num_patterns = kv_policy_seed_prefetch(policy, patterns);
+    (void)now_ns;
+    look_again(seed);
+    for (int32_t i = 0; i < num_patterns && num_predictions < max_predictions; i++) {
+        if (seed->has_key[patterns[i]]) {
+            predictions[num_predictions++] = (struct kv_prediction){
+                .key_hash = seed->last_key[patterns[i]], .value = seed->chance[patterns[i]]};
+        }
+    }
+    return num_predictions;
+}
+
+static double seed_value(struct kv_policy *policy, int32_t block_idx, int64_t now_ns)
+{
+    (void)now_ns;
+    look_again(self(policy));
+    return score_of(self(policy), block_idx);
+}
+
 static size_t seed_state_bytes(const struct kv_policy *policy)
 {
     const struct seed_policy *seed = (const struct seed_policy *)policy;
@@ -243,12 +304,15 @@ static const struct kv_policy_functions functions = {
     .name = "seed",
     .destroy = seed_destroy,
     .arrive = seed_arrive,
+    .finish = seed_finish,
     .insert = seed_use,
     .hit = seed_use,
     .idle = seed_idle,
     .busy = seed_remove,
     .evict = seed_remove,
     .victim = seed_victim,
+    .predict = seed_predict,
+    .value = seed_value,
     .state_bytes = seed_state_bytes,
 };
 
@@ -261,6 +325,7 @@ enum imbrex_status kv_policy_seed_create(const struct kv_policy_options *options
         return error_out_of_memory(err, "the policy seed", sizeof(*seed));
     }
     seed->base.functions = &functions;
+    seed->is_stale = true;
     seed->num_blocks = options->num_blocks;
     seed->max_requests = options->max_requests;
     seed->links.previous = calloc(num, sizeof(*seed->links.previous));
@@ -278,6 +343,7 @@ enum imbrex_status kv_policy_seed_create(const struct kv_policy_options *options
     }
     for (int32_t i = 0; i < NUM_PATTERNS; i++) {
         seed->idle[i] = BLOCK_LIST_EMPTY;
+        seed->score[i] = INFINITY;
     }
     *policy = &seed->base;
     return IMBREX_STATUS_OK;

@@ -3,19 +3,22 @@
 
 #include <stdlib.h>
 
-/* Requests over which counters forget, and the first rest. */
-enum { HORIZON = 1000, MAX_REST = 1 << 30, REST_GROWTH = 4 };
+#define MAX_REST (INT64_C(1) << 30)
 /* It falls when lru leads by this share of the blocks asked for and this share of its own hits. */
 static const double lead_of_asked = 0.002, lead_of_hits = 0.01;
 
-enum imbrex_status predictive_guard_init(int32_t num_blocks, struct predictive_guard *guard,
+enum imbrex_status predictive_guard_init(const struct kv_predictive_knobs *knobs,
+                                         int32_t num_blocks, struct predictive_guard *guard,
                                          struct imbrex_error *err)
 {
     struct predictive_guard created = {
         .idle = BLOCK_LIST_EMPTY,
         .unused = BLOCK_LIST_EMPTY,
         .num_blocks = num_blocks,
-        .next_rest = HORIZON,
+        .horizon = (int64_t)knobs->guard_horizon,
+        .growth = (int64_t)knobs->guard_growth,
+        .lead = knobs->guard_lead,
+        .next_rest = (int64_t)knobs->guard_horizon,
     };
     size_t num = (size_t)num_blocks;
 
@@ -104,7 +107,7 @@ void predictive_guard_release(struct predictive_guard *guard, uint64_t key)
 
 bool predictive_guard_judge(struct predictive_guard *guard)
 {
-    double forgetting = 1.0 - 1.0 / HORIZON;
+    double forgetting = 1.0 - 1.0 / (double)guard->horizon;
     guard->num_own *= forgetting;
     guard->num_lru *= forgetting;
     guard->num_asked *= forgetting;
@@ -119,19 +122,20 @@ bool predictive_guard_judge(struct predictive_guard *guard)
     }
     guard->num_trusted++;
     /* Two horizons without a fall: what went wrong before is over. */
-    if (guard->num_trusted == 2 * guard->next_rest && guard->next_rest > HORIZON) {
-        guard->next_rest /= REST_GROWTH;
+    if (guard->num_trusted == 2 * guard->next_rest && guard->next_rest > guard->horizon) {
+        guard->next_rest /= guard->growth;
         guard->num_trusted = 0;
     }
     double lead = guard->num_lru - guard->num_own;
     double floor = 16.0 + (double)guard->num_blocks / 64.0;
-    if (lead <= floor || lead <= lead_of_asked * guard->num_asked + lead_of_hits * guard->num_own) {
+    double allowed = lead_of_asked * guard->num_asked + lead_of_hits * guard->num_own;
+    if (lead <= guard->lead * floor || lead <= guard->lead * allowed) {
         return false;
     }
     guard->follows_lru = true;
     guard->num_rest = guard->next_rest;
-    if (guard->next_rest < MAX_REST / REST_GROWTH) {
-        guard->next_rest *= REST_GROWTH;
+    if (guard->next_rest < MAX_REST / guard->growth) {
+        guard->next_rest *= guard->growth;
     }
     return true;
 }

@@ -7,6 +7,7 @@
 
 #include "kv/block_list.h"
 #include "kv/key_table.h"
+#include "kv/kv_policy.h"
 
 struct predictive_guard {
     struct key_table table;   /* key -> entry */
@@ -15,8 +16,10 @@ struct predictive_guard {
     uint64_t *keys;     /* [num_blocks] by entry */
     int32_t *num_users; /* [num_blocks] by entry */
     int32_t num_blocks;
+    int64_t horizon, growth; /* requests over which counters forget, and the first rest; factor */
+    double lead;
 
-    /* Blocks found and asked for, forgotten over some 1,000 requests. */
+    /* Blocks found and asked for, forgotten over the horizon. */
     double num_own, num_lru, num_asked;
     int64_t num_rest;    /* requests until it may try again */
     int64_t next_rest;   /* requests that the next fall will cost */
@@ -24,7 +27,8 @@ struct predictive_guard {
     bool follows_lru;
 };
 
-enum imbrex_status predictive_guard_init(int32_t num_blocks, struct predictive_guard *guard,
+enum imbrex_status predictive_guard_init(const struct kv_predictive_knobs *knobs,
+                                         int32_t num_blocks, struct predictive_guard *guard,
                                          struct imbrex_error *err);
 void predictive_guard_deinit(struct predictive_guard *guard);
 size_t predictive_guard_bytes(const struct predictive_guard *guard);

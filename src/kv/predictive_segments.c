@@ -5,14 +5,12 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define GHOST_LIFE_NS (INT64_C(7200) * 1000000000)
-
 /* There are many ghosts, and of each only its return is urgent: their time is counted every so many
  * calls. */
 enum { GHOST_PERIOD = 4 };
 
-/* An hour of the busiest trace at hand has 8,800 ghosts. */
-enum { MIN_GHOSTS = 4096, MAX_GHOSTS = 16384, GHOSTS_PER_BLOCK = 4 };
+/* Of a cache of no block; each block adds some, up to max_ghosts. */
+enum { MIN_GHOSTS = 4096, GHOSTS_PER_BLOCK = 4 };
 
 enum imbrex_status segments_init(int32_t num_blocks, struct predictive_table *table,
                                  struct segments *segments, struct imbrex_error *err)
@@ -24,9 +22,10 @@ enum imbrex_status segments_init(int32_t num_blocks, struct predictive_table *ta
         .table = table,
         .num_blocks = num_blocks,
     };
-    created.max_ghosts = num_blocks < (MAX_GHOSTS - MIN_GHOSTS) / GHOSTS_PER_BLOCK
+    int32_t max_ghosts = (int32_t)table->knobs.max_ghosts;
+    created.max_ghosts = num_blocks < (max_ghosts - MIN_GHOSTS) / GHOSTS_PER_BLOCK
                              ? MIN_GHOSTS + GHOSTS_PER_BLOCK * num_blocks
-                             : MAX_GHOSTS;
+                             : max_ghosts;
     /* A live segment has a block, so there is always one unused if no ghost is too many. */
     created.num_segments = num_blocks + created.max_ghosts + 1;
     size_t num = (size_t)created.num_segments;
@@ -131,6 +130,16 @@ static void bury(struct segments *segments, int32_t segment_idx, int64_t now_ns)
     }
 }
 
+/* Long segments count for more than short ones, but not for as much as they are longer: their
+ * blocks return together. pow() is not the same on all machines. */
+static double block_weight(const struct kv_predictive_knobs *knobs, int32_t num_blocks)
+{
+    if (knobs->length_discount == 0.5) {
+        return 1.0 / sqrt((double)num_blocks);
+    }
+    return knobs->length_discount < 0.5 ? 1.0 : 1.0 / num_blocks;
+}
+
 void segments_add(struct segments *segments, const int32_t *blocks, int32_t num_blocks,
                   int32_t cell_idx, int64_t now_ns)
 {
@@ -147,9 +156,7 @@ void segments_add(struct segments *segments, const int32_t *blocks, int32_t num_
         .cell_idx = cell_idx,
         .end_ns = now_ns,
         .exposed_until_ns = now_ns,
-        /* Long segments count for more than short ones, but not for as much as they are longer:
-         * their blocks return together. */
-        .weight = 1.0 / sqrt((double)num_blocks),
+        .weight = block_weight(&segments->table->knobs, num_blocks),
         .num_awaiting = num_blocks,
         .is_live = true,
     };
@@ -205,7 +212,10 @@ void segments_evict(struct segments *segments, int32_t block_idx, uint64_t key)
     struct segment *segment = &segments->segments[segment_idx];
     block_list_remove(&segment->blocks, segments->block_links, block_idx);
     segments->segment_of[block_idx] = -1;
-    if (segments->is_awaiting[block_idx]) {
+    if (segments->is_awaiting[block_idx] && segments->ignores_ghosts) {
+        segments->is_awaiting[block_idx] = false;
+        segment->num_awaiting--;
+    } else if (segments->is_awaiting[block_idx]) {
         segments->is_awaiting[block_idx] = false;
         segment->num_ghosts++;
         if (!segment->has_tail_key) {
@@ -218,6 +228,51 @@ void segments_evict(struct segments *segments, int32_t block_idx, uint64_t key)
     }
     if (segment->blocks.first < 0) {
         bury(segments, segment_idx, segment->exposed_until_ns);
+    }
+}
+
+/* The segment whose end the block was. -1: none is known. */
+static int32_t find_home(const struct segments *segments, int32_t parent_idx, uint64_t key)
+{
+    int32_t segment_idx = parent_idx >= 0 ? segments->segment_of[parent_idx] : -1;
+    if (segment_idx >= 0 && segments->segments[segment_idx].blocks.last == parent_idx &&
+        segments->segments[segment_idx].num_ghosts > 0) {
+        return segment_idx;
+    }
+    segment_idx = key_table_find(&segments->keys, key);
+    return segment_idx >= 0 && !segments->segments[segment_idx].is_live &&
+                   segments->segments[segment_idx].num_ghosts > 0
+               ? segment_idx
+               : -1;
+}
+
+void segments_promote(struct segments *segments, int32_t block_idx, int32_t parent_idx,
+                      uint64_t key, int64_t now_ns)
+{
+    int32_t segment_idx = find_home(segments, parent_idx, key);
+    if (segment_idx < 0) {
+        segments_add(segments, &block_idx, 1, 0, now_ns);
+        segment_idx = segments->segment_of[block_idx];
+        segments->segments[segment_idx].num_awaiting = 0;
+        segments->is_awaiting[block_idx] = false;
+        return;
+    }
+    struct segment *segment = &segments->segments[segment_idx];
+    if (!segment->is_live) {
+        segment->is_live = true;
+        block_list_remove(&segments->ghosts, segments->links, segment_idx);
+        block_list_append(&segments->live, segments->links, segment_idx);
+    }
+    block_list_append(&segment->blocks, segments->block_links, block_idx);
+    segments->segment_of[block_idx] = segment_idx;
+    segments->is_awaiting[block_idx] = true;
+    segment->num_ghosts--;
+    if (segment->has_head_key) {
+        forget_key(segments, segment_idx, segment->head_key);
+        segment->has_head_key = false;
+    }
+    if (segment->num_ghosts == 0) {
+        forget_keys(segments, segment_idx);
     }
 }
 
@@ -257,10 +312,11 @@ void segments_expose(struct segments *segments, int64_t now_ns)
         return;
     }
     segments->num_until_ghosts = GHOST_PERIOD;
+    double ghost_life_ns = segments->table->knobs.ghost_life_s * 1e9;
     for (int32_t i = segments->ghosts.first; i >= 0;) {
         int32_t next = segments->links.next[i];
         expose(segments, &segments->segments[i], now_ns);
-        if (now_ns - segments->segments[i].end_ns > GHOST_LIFE_NS) {
+        if ((double)(now_ns - segments->segments[i].end_ns) > ghost_life_ns) {
             drop_ghost(segments, i);
         }
         i = next;

@@ -42,6 +42,7 @@ struct segments {
     struct predictive_table *table; /* the owner's */
     int32_t num_blocks, num_segments, max_ghosts;
     int32_t num_until_ghosts; /* calls of segments_expose */
+    bool ignores_ghosts;      /* what is evicted awaits nothing */
 };
 
 enum imbrex_status segments_init(int32_t num_blocks, struct predictive_table *table,
@@ -58,6 +59,11 @@ void segments_return(struct segments *segments, int32_t block_idx, int64_t now_n
 void segments_remove(struct segments *segments, int32_t block_idx, int64_t now_ns);
 /* The same; its segment remembers it under its key. */
 void segments_evict(struct segments *segments, int32_t block_idx, uint64_t key);
+/* A block that was evicted is resident again and nobody has asked for it: it takes its place behind
+ * its parent, or in the segment that remembers its key, and goes on awaiting its return. What
+ * nobody remembers becomes a segment of its own that tells nothing. parent_idx: -1, a head. */
+void segments_promote(struct segments *segments, int32_t block_idx, int32_t parent_idx,
+                      uint64_t key, int64_t now_ns);
 /* True if the key is a ghost's. must_return: a request has come for it. */
 bool segments_find_ghost(struct segments *segments, uint64_t key, bool must_return, int64_t now_ns);
 /* Counts time without returns until now; now and then that of ghosts too, and drops those that are

@@ -12,9 +12,6 @@
 #define SECOND_NS INT64_C(1000000000)
 #define ROOT_OF_TWO_NS INT64_C(1414213562)
 
-/* Pseudo-events by which a level is drawn towards the one above it. */
-static const double fine_shrinkage = 5.0, middle_shrinkage = 3.0, coarse_shrinkage = 1.0;
-
 /* From the age at which the bin begins; the end of the last one is nominal. */
 static int64_t bin_begin_ns(int32_t bin)
 {
@@ -58,9 +55,10 @@ static void clear(struct predictive_table *table)
     table->renewal = 1;
 }
 
-enum imbrex_status predictive_table_init(struct predictive_table *table, struct imbrex_error *err)
+enum imbrex_status predictive_table_init(const struct kv_predictive_knobs *knobs,
+                                         struct predictive_table *table, struct imbrex_error *err)
 {
-    struct predictive_table created = {0};
+    struct predictive_table created = {.knobs = *knobs, .looks_ahead = true};
 
     created.cells = calloc(PREDICTIVE_MAX_CELLS, sizeof(*created.cells));
     created.cell_of_class = calloc(PREDICTIVE_NUM_CLASSES, sizeof(*created.cell_of_class));
@@ -87,17 +85,18 @@ size_t predictive_table_bytes(const struct predictive_table *table)
            PREDICTIVE_NUM_CLASSES * sizeof(*table->cell_of_class);
 }
 
-/* The number of limits that the value reaches. */
-static int32_t cut(int64_t value, const int64_t *limits, int32_t num_limits)
+/* The number of limits, times scale, that the value reaches. */
+static int32_t cut(int64_t value, const int64_t *limits, int32_t num_limits, double scale)
 {
     int32_t i = 0;
-    while (i < num_limits && value >= limits[i]) {
+    while (i < num_limits && (double)value >= (double)limits[i] * scale) {
         i++;
     }
     return i;
 }
 
-int32_t predictive_class(const struct kv_fingerprint *fingerprint, enum predictive_region region,
+int32_t predictive_class(const struct kv_predictive_knobs *knobs,
+                         const struct kv_fingerprint *fingerprint, enum predictive_region region,
                          int64_t num_new_tokens, bool use_hints)
 {
     static const int64_t turn_limits[] = {1, 2, 3, 5, 9, 22};
@@ -113,14 +112,15 @@ int32_t predictive_class(const struct kv_fingerprint *fingerprint, enum predicti
     if (use_hints && fingerprint->is_session_end) {
         hint = 1;
     } else if (use_hints && fingerprint->expected_return_ns > 0) {
-        hint = 2 + cut(fingerprint->expected_return_ns, return_limits, 2);
+        hint = 2 + cut(fingerprint->expected_return_ns, return_limits, 2, 1.0);
     }
     int32_t class_idx =
         (stop * PREDICTIVE_NUM_REGIONS + (int32_t)region) * PREDICTIVE_NUM_HINTS + hint;
-    class_idx = class_idx * PREDICTIVE_NUM_TURNS + cut(fingerprint->turn, turn_limits, 6);
-    class_idx = class_idx * 4 + cut(fingerprint->last_gap_ns, gap_limits, 3);
-    class_idx = class_idx * 3 + cut(num_new_tokens, new_limits, 2);
-    return class_idx * 4 + cut(fingerprint->num_prompt_tokens, length_limits, 3);
+    class_idx = class_idx * PREDICTIVE_NUM_TURNS + cut(fingerprint->turn, turn_limits, 6, 1.0);
+    class_idx = class_idx * 4 + cut(fingerprint->last_gap_ns, gap_limits, 3, knobs->gap_limits);
+    class_idx = class_idx * 3 + cut(num_new_tokens, new_limits, 2, knobs->new_limits);
+    return class_idx * 4 +
+           cut(fingerprint->num_prompt_tokens, length_limits, 3, knobs->length_limits);
 }
 
 static int32_t middle_cell(int32_t class_idx)
@@ -200,10 +200,11 @@ static double decay(double x)
 static void compute_hazards(struct predictive_table *table, int32_t cell_idx)
 {
     struct predictive_cell *cell = &table->cells[cell_idx];
+    const struct kv_predictive_knobs *knobs = &table->knobs;
     double shrinkage = cell->parent < 0                        ? 1.0
-                       : cell->parent == 0                     ? coarse_shrinkage
-                       : cell->parent <= PREDICTIVE_NUM_COARSE ? middle_shrinkage
-                                                               : fine_shrinkage;
+                       : cell->parent == 0                     ? knobs->coarse_shrinkage
+                       : cell->parent <= PREDICTIVE_NUM_COARSE ? knobs->middle_shrinkage
+                                                               : knobs->fine_shrinkage;
     if (cell->renewal == table->renewal) {
         return;
     }
@@ -254,8 +255,12 @@ void predictive_table_index(struct predictive_table *table, int32_t cell_idx, in
     if (cell->renewal != table->renewal) {
         compute_hazards(table, cell_idx);
     }
-    if (cell->index[0] < 0.0f) {
+    if (cell->index[0] < 0.0f && table->looks_ahead) {
         compute_index(cell);
+    } else if (cell->index[0] < 0.0f) {
+        for (int32_t i = 0; i < PREDICTIVE_NUM_BINS; i++) {
+            cell->index[i] = (float)cell->hazard[i];
+        }
     }
     if (bin == PREDICTIVE_NUM_BINS - 1) {
         *index = cell->index[bin];
@@ -411,12 +416,13 @@ enum imbrex_status predictive_table_load(struct predictive_table *table, const u
         return error_set(err, IMBREX_STATUS_FORMAT, "saved policy: the checksum differs");
     }
     struct predictive_table loaded;
-    TRY(predictive_table_init(&loaded, err));
+    TRY(predictive_table_init(&table->knobs, &loaded, err));
     enum imbrex_status status = load_cells(&loaded, place, num_cells, err);
     if (status != IMBREX_STATUS_OK) {
         predictive_table_deinit(&loaded);
         return status;
     }
+    loaded.looks_ahead = table->looks_ahead;
     predictive_table_deinit(table);
     *table = loaded;
     return IMBREX_STATUS_OK;

@@ -52,16 +52,20 @@ struct predictive_cell {
 struct predictive_table {
     struct predictive_cell *cells; /* [PREDICTIVE_MAX_CELLS] */
     int32_t *cell_of_class;        /* [PREDICTIVE_NUM_CLASSES]; -1: none yet */
+    struct kv_predictive_knobs knobs;
+    bool looks_ahead; /* else the index is the hazard */
     int32_t num_cells;
     uint32_t renewal;
 };
 
-enum imbrex_status predictive_table_init(struct predictive_table *table, struct imbrex_error *err);
+enum imbrex_status predictive_table_init(const struct kv_predictive_knobs *knobs,
+                                         struct predictive_table *table, struct imbrex_error *err);
 void predictive_table_deinit(struct predictive_table *table);
 size_t predictive_table_bytes(const struct predictive_table *table);
 
 /* The class of a part of a finished request. num_new_tokens: of its prompt, not seen before. */
-int32_t predictive_class(const struct kv_fingerprint *fingerprint, enum predictive_region region,
+int32_t predictive_class(const struct kv_predictive_knobs *knobs,
+                         const struct kv_fingerprint *fingerprint, enum predictive_region region,
                          int64_t num_new_tokens, bool use_hints);
 /* Its cell, made if there is room. */
 int32_t predictive_table_cell(struct predictive_table *table, int32_t class_idx);

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "sim/sim_random.h"
 
 #define FINISHES_A_LOOK 64 /* at the policy's state */
 
@@ -21,6 +20,7 @@ struct sim_cache {
     struct sim_store base; /* users: NULL unless it is asked for room */
     struct kv_pool pool;
     struct kv_cache *cache;
+    struct sim_tier *tier; /* NULL: none */
     const struct sim_hints *hints;
     struct live_request **live; /* [num_requests] NULL: not live */
     struct live_request *free;
@@ -28,13 +28,6 @@ struct sim_cache {
     int64_t num_finished;
     size_t state_bytes;
 };
-
-/* A key that says which block it is; a hash of it, as a real key is. */
-static struct kv_key node_key(int32_t node)
-{
-    uint64_t word = (uint64_t)(uint32_t)node + 1;
-    return (struct kv_key){{sim_mix(word * 0x9e3779b97f4a7c15u), sim_mix(word), word, 0}};
-}
 
 static void free_live(struct live_request *live)
 {
@@ -88,8 +81,11 @@ static enum imbrex_status cache_arrive(struct sim_store *store, int32_t request_
     struct live_request *live = NULL;
 
     TRY(make_live(cache, num_blocks, &live, err));
+    if (cache->tier != NULL) {
+        sim_tier_advance(cache->tier, now_ns);
+    }
     for (int32_t i = 0; i < num_blocks; i++) {
-        live->keys[i] = node_key(path[i]);
+        live->keys[i] = sim_node_key(path[i]);
     }
     live->request.keys = live->keys;
     live->request.num_keys = num_blocks;
@@ -109,6 +105,9 @@ static enum imbrex_status cache_arrive(struct sim_store *store, int32_t request_
         return error_set(err, status, "more requests wait or run than the replay expected");
     }
     cache->live[request_idx] = live;
+    if (cache->tier != NULL) {
+        sim_tier_arrive(cache->tier, request_idx, (int32_t)order, now_ns);
+    }
     return IMBREX_STATUS_OK;
 }
 
@@ -130,8 +129,14 @@ static enum imbrex_status cache_admit(struct sim_store *store, int32_t request_i
     struct sim_cache *cache = (struct sim_cache *)store;
     struct kv_request *request = &cache->live[request_idx]->request;
 
+    if (cache->tier != NULL) {
+        sim_tier_advance(cache->tier, now_ns);
+    }
     kv_cache_admit(cache->cache, request, request->num_keys, false, now_ns);
     *num_hits = request->num_blocks;
+    if (cache->tier != NULL) {
+        sim_tier_admit(cache->tier, request_idx, *num_hits, request->num_keys, now_ns);
+    }
     kv_cache_make_room(cache->cache, request->num_keys - request->num_blocks, now_ns);
     while (request->num_blocks < request->num_keys) {
         const struct kv_key *key = &request->keys[request->num_blocks];
@@ -146,6 +151,9 @@ static enum imbrex_status cache_admit(struct sim_store *store, int32_t request_i
             kv_pool_release(&cache->pool, block_idx);
             return error_set(err, IMBREX_STATUS_INTERNAL, "two blocks of a replay have one key");
         }
+    }
+    if (cache->tier != NULL) {
+        sim_tier_computed(cache->tier, request_idx, request->num_keys);
     }
     count_users(store, request_idx, 1);
     return IMBREX_STATUS_OK;
@@ -171,6 +179,9 @@ static void cache_finish(struct sim_store *store, int32_t request_idx, int64_t n
     struct live_request *live = cache->live[request_idx];
     struct kv_request *request = &live->request;
 
+    if (cache->tier != NULL) {
+        sim_tier_advance(cache->tier, now_ns);
+    }
     request->fingerprint.num_output_tokens = traced->num_output;
     request->fingerprint.finish = (enum kv_finish)traced->finish;
     kv_cache_finish(cache->cache, request, now_ns);
@@ -191,6 +202,7 @@ static void cache_destroy(struct sim_store *store)
 {
     struct sim_cache *cache = (struct sim_cache *)store;
 
+    sim_tier_destroy(cache->tier);
     kv_cache_destroy(cache->cache);
     kv_pool_destroy(&cache->pool);
     for (int32_t i = 0; cache->live != NULL && i < store->trace->num_requests; i++) {
@@ -254,8 +266,17 @@ enum imbrex_status sim_cache_create(const struct sim_trace *trace,
         status = error_out_of_memory(err, "a replayed cache", num_requests * sizeof(void *));
         goto fail;
     }
-    TRY_OR_FAIL(kv_pool_create(num_blocks > 0 ? num_blocks : 1, &cache->pool, err));
+    num_blocks = num_blocks > 0 ? num_blocks : 1;
+    if (options->tier != NULL) {
+        TRY_OR_FAIL(sim_tier_create(trace, options->tier, num_blocks, &cache->tier, err));
+        cache_options.forgets = sim_tier_forgets;
+        cache_options.user = cache->tier;
+    }
+    TRY_OR_FAIL(kv_pool_create(num_blocks, &cache->pool, err));
     TRY_OR_FAIL(kv_cache_create(&cache_options, &cache->pool, &cache->cache, err));
+    if (cache->tier != NULL) {
+        sim_tier_attach(cache->tier, cache->cache, &cache->pool);
+    }
     *store = &cache->base;
     return IMBREX_STATUS_OK;
 fail:
@@ -266,6 +287,15 @@ fail:
 size_t sim_cache_state_bytes(const struct sim_store *store)
 {
     return ((const struct sim_cache *)store)->state_bytes;
+}
+
+bool sim_cache_read_tier(const struct sim_store *store, struct sim_tier_metrics *metrics)
+{
+    const struct sim_tier *tier = ((const struct sim_cache *)store)->tier;
+    if (tier != NULL) {
+        sim_tier_read_metrics(tier, metrics);
+    }
+    return tier != NULL;
 }
 
 bool sim_cache_check(const struct sim_store *store)

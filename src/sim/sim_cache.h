@@ -6,6 +6,7 @@
 #include "kv/kv_cache.h"
 #include "sim/sim_hints.h"
 #include "sim/sim_store.h"
+#include "sim/sim_tier.h"
 
 struct sim_cache_options {
     const char *policy;
@@ -13,6 +14,8 @@ struct sim_cache_options {
     int32_t capacity, max_requests;
     const struct sim_hints *hints; /* NULL: clients say nothing */
     bool is_live;                  /* will be asked for room */
+    /* A slower tier and its prefetches. NULL: what is forgotten is gone. */
+    const struct sim_tier_options *tier;
 };
 
 enum imbrex_status sim_cache_create(const struct sim_trace *trace,
@@ -20,6 +23,8 @@ enum imbrex_status sim_cache_create(const struct sim_trace *trace,
                                     struct sim_store **store, struct imbrex_error *err);
 /* The policy's, at its largest so far. */
 size_t sim_cache_state_bytes(const struct sim_store *store);
+/* False: it has no slower tier. */
+bool sim_cache_read_tier(const struct sim_store *store, struct sim_tier_metrics *metrics);
 /* Whether pool, cache and policy agree with each other. For tests. */
 bool sim_cache_check(const struct sim_store *store);
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #endif
 
 #define READ_BYTES ((size_t)1 << 17)
+#define QUESTION_MS 50 /* between two questions while nothing comes */
 
 struct sim_input {
     const char *path; /* the caller's, until close */
@@ -31,9 +33,28 @@ struct sim_input {
     /* Text: [at, end) of text[max_text_bytes] was not given yet. */
     char *text;
     size_t at, end, max_text_bytes;
-    bool is_compressed, is_at_end;
+    bool has_looked, is_compressed, is_at_end;
     int64_t line_number;
+    sim_continue_fn *may_continue; /* NULL: nobody stops it */
+    void *user;
 };
+
+/* Until there is something to read, or nothing will come; who watches is asked at least once. */
+static enum imbrex_status wait_for_bytes(const struct sim_input *input, struct imbrex_error *err)
+{
+    struct pollfd polled = {.fd = input->fd, .events = POLLIN};
+    bool has_bytes = input->may_continue == NULL;
+
+    while (!has_bytes) {
+        if (!input->may_continue(input->user, 0)) {
+            return error_set(err, IMBREX_STATUS_CANCELLED, "%s: reading was ended", input->path);
+        }
+        int count = poll(&polled, 1, QUESTION_MS);
+        /* Whatever else is wrong, read() says. */
+        has_bytes = count > 0 || (count < 0 && errno != EINTR);
+    }
+    return IMBREX_STATUS_OK;
+}
 
 /* As many bytes as are to be had at once, 0 at the end. */
 static enum imbrex_status read_raw(struct sim_input *input, void *bytes, size_t max_bytes,
@@ -48,6 +69,7 @@ static enum imbrex_status read_raw(struct sim_input *input, void *bytes, size_t 
         }
         return IMBREX_STATUS_OK;
     }
+    TRY(wait_for_bytes(input, err));
     for (;;) {
         ssize_t result = read(input->fd, bytes, max_bytes);
         if (result >= 0) {
@@ -176,7 +198,6 @@ static enum imbrex_status create(const char *path, int fd, const void *bytes, si
                                  struct sim_input **input, struct imbrex_error *err)
 {
     struct sim_input *created = calloc(1, sizeof(*created));
-    enum imbrex_status status;
 
     if (created == NULL) {
         if (fd > 0) {
@@ -188,11 +209,6 @@ static enum imbrex_status create(const char *path, int fd, const void *bytes, si
     created->fd = fd;
     created->bytes = bytes;
     created->num_bytes = num_bytes;
-    status = look(created, err);
-    if (status != IMBREX_STATUS_OK) {
-        sim_input_close(created);
-        return status;
-    }
     *input = created;
     return IMBREX_STATUS_OK;
 }
@@ -216,6 +232,12 @@ enum imbrex_status sim_input_view(const char *path, const void *bytes, size_t nu
                                   struct sim_input **input, struct imbrex_error *err)
 {
     return create(path, -1, bytes, num_bytes, input, err);
+}
+
+void sim_input_watch(struct sim_input *input, sim_continue_fn *may_continue, void *user)
+{
+    input->may_continue = may_continue;
+    input->user = user;
 }
 
 void sim_input_close(struct sim_input *input)
@@ -261,6 +283,10 @@ enum imbrex_status sim_input_line(struct sim_input *input, const char **line, si
 {
     size_t num_seen = 0;
 
+    if (!input->has_looked) {
+        TRY(look(input, err));
+        input->has_looked = true;
+    }
     for (;;) {
         char *begin = input->text + input->at;
         size_t num_there = input->end - input->at;

@@ -11,13 +11,19 @@
 #include "sim/sim_cache.h"
 #include "sim/sim_service.h"
 
-#define MAX_ABLATIONS 5
+#define MAX_ABLATIONS 6
 #define FIRST_RATE 100000.0 /* tokens/s, where the search begins */
 #define MAX_RATE_DOUBLINGS 40
 #define MAX_RATE_BISECTIONS 24
 #define QUEUE_TOLERANCE 0.01 /* of the target */
 #define DECODE_CHAT_S 0.02
 #define DECODE_AGENTS_S 0.01
+
+enum {
+#define X(name, value, low, high) +2
+    NUM_KNOB_ROWS = 0 KV_PREDICTIVE_KNOB_LIST(X)
+#undef X
+};
 
 /* What one row of the table runs. */
 struct row_plan {
@@ -32,6 +38,7 @@ struct sim_run {
     size_t rows_a_capacity; /* with MIN and infinite */
     double *starts;
     size_t num_starts;
+    bool used_starts; /* a trace has taken them */
     struct imbrex_kv_sim_result *result;
     struct imbrex_kv_sim_trace *traces;
     struct imbrex_kv_sim_row *rows;
@@ -62,6 +69,7 @@ struct imbrex_kv_sim_options imbrex_kv_sim_options_default(void)
         .target_queue = 0.3,
         .warm = 0.5,
         .hint_error = -1,
+        .fetch_ratio = 8,
     };
 }
 
@@ -101,9 +109,38 @@ static enum imbrex_status refuse(struct imbrex_error *err, const char *option, c
                      expected, found);
 }
 
+static enum imbrex_status refuse_null(struct imbrex_error *err, const char *option,
+                                      const char *expected)
+{
+    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected %s, found NULL", option,
+                     expected);
+}
+
+/* [count] names, none of them NULL. */
+static enum imbrex_status check_texts(const char *option, const char *const *texts, size_t count,
+                                      struct imbrex_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (texts == NULL || texts[i] == NULL) {
+            return refuse_null(err, option, "texts");
+        }
+    }
+    return IMBREX_STATUS_OK;
+}
+
 static enum imbrex_status check_options(const struct imbrex_kv_sim_options *options,
                                         struct imbrex_error *err)
 {
+    if (options == NULL) {
+        return refuse_null(err, "options", "a struct");
+    }
+    TRY(check_texts("traces", options->traces, options->num_traces, err));
+    if (options->policies != NULL) {
+        TRY(check_texts("policies", options->policies, options->num_policies, err));
+    }
+    if (options->capacities == NULL && options->num_capacities > 0) {
+        return refuse_null(err, "capacities", "numbers");
+    }
     if (options->num_traces < 1) {
         return refuse(err, "traces", "one or more", 0);
     }
@@ -138,6 +175,9 @@ static enum imbrex_status check_options(const struct imbrex_kv_sim_options *opti
     }
     if (!(options->warm >= 0 && options->warm < 1)) {
         return refuse(err, "warm", "0 or more, less than 1", options->warm);
+    }
+    if (options->has_prefetch && !(options->fetch_ratio > 0 && options->fetch_ratio <= 1e6)) {
+        return refuse(err, "fetch_ratio", "more than 0, at most 1e6", options->fetch_ratio);
     }
     if (!(options->hint_error <= 1)) {
         return refuse(err, "hint_error", "at most 1", options->hint_error);
@@ -175,10 +215,25 @@ static void add_ablations(struct sim_run *run)
     run->plans[run->num_plans - 1].policy_options.use_table = false;
     add_plan(run, "predictive -guard", "predictive");
     run->plans[run->num_plans - 1].policy_options.use_guard = false;
+    add_plan(run, "predictive -lookahead", "predictive");
+    run->plans[run->num_plans - 1].policy_options.use_lookahead = false;
+    add_plan(run, "predictive -ghosts", "predictive");
+    run->plans[run->num_plans - 1].policy_options.use_ghosts = false;
     if (run->options->hint_error >= 0) {
         add_plan(run, "predictive -hints", "predictive");
         run->plans[run->num_plans - 1].policy_options.use_hints = false;
     }
+}
+
+static void add_knobs(struct sim_run *run)
+{
+#define X(name, value, low, high)                                   \
+    add_plan(run, "predictive " #name " " #low, "predictive");      \
+    run->plans[run->num_plans - 1].policy_options.knobs.name = low; \
+    add_plan(run, "predictive " #name " " #high, "predictive");     \
+    run->plans[run->num_plans - 1].policy_options.knobs.name = high;
+    KV_PREDICTIVE_KNOB_LIST(X)
+#undef X
 }
 
 /* lru first: all others are compared with it. */
@@ -191,7 +246,7 @@ static enum imbrex_status plan_rows(struct sim_run *run, struct imbrex_error *er
         for (num_names = 0; kv_policy_name((int32_t)num_names) != NULL; num_names++) {
         }
     }
-    if (!size_add(num_names, 1 + MAX_ABLATIONS, &num_bytes) ||
+    if (!size_add(num_names, 1 + MAX_ABLATIONS + NUM_KNOB_ROWS, &num_bytes) ||
         !size_mul(num_bytes, sizeof(*run->plans), &num_bytes) ||
         (run->plans = malloc(num_bytes)) == NULL) {
         return error_out_of_memory(err, "rows", num_bytes);
@@ -208,6 +263,9 @@ static enum imbrex_status plan_rows(struct sim_run *run, struct imbrex_error *er
         add_plan(run, name, name);
         if (options->has_ablations && strcmp(name, "predictive") == 0) {
             add_ablations(run);
+        }
+        if (options->has_sensitivity && strcmp(name, "predictive") == 0) {
+            add_knobs(run);
         }
     }
     run->rows_a_capacity = run->num_plans + (options->is_live ? 1 : 2);
@@ -258,8 +316,10 @@ static enum imbrex_status make_result(struct sim_run *run, struct imbrex_error *
         memcpy(run->names, name, strlen(name) + 1);
         run->names += strlen(name) + 1;
     }
+    double replays_a_capacity =
+        (double)(run->rows_a_capacity + (options->has_prefetch ? run->num_plans : 0));
     run->num_steps = (double)options->num_traces *
-                     (1 + (double)options->num_capacities * (double)(run->rows_a_capacity + 1));
+                     (1 + (double)options->num_capacities * (replays_a_capacity + 1));
     return IMBREX_STATUS_OK;
 }
 
@@ -359,6 +419,7 @@ static enum imbrex_status find_rate(struct sim_run *run, int32_t capacity, doubl
 
 static enum imbrex_status create_store(struct sim_run *run, const struct row_plan *plan,
                                        int32_t capacity, const struct sim_timeline *timeline,
+                                       const struct sim_tier_options *tier,
                                        struct sim_store **store, struct imbrex_error *err)
 {
     struct sim_cache_options options = {
@@ -368,6 +429,7 @@ static enum imbrex_status create_store(struct sim_run *run, const struct row_pla
         .max_requests = run->options->is_live ? run->trace.num_requests : timeline->max_live,
         .hints = run->options->hint_error >= 0 ? &run->hints : NULL,
         .is_live = run->options->is_live,
+        .tier = tier,
     };
 
     if (plan->policy != NULL) {
@@ -377,6 +439,69 @@ static enum imbrex_status create_store(struct sim_run *run, const struct row_pla
         return sim_min_create(&run->trace, capacity, timeline, store, err);
     }
     return sim_lru_create(&run->trace, INT32_MAX, store, err);
+}
+
+static enum imbrex_status run_store(struct sim_run *run, struct sim_store *store,
+                                    const struct sim_service *service,
+                                    const struct sim_timeline *timeline,
+                                    struct sim_outcome *outcome, struct imbrex_error *err)
+{
+    return run->options->is_live
+               ? sim_service_run(service, store, go_on, run, NULL, outcome, err)
+               : sim_timeline_replay(timeline, service, store, go_on, run, outcome, err);
+}
+
+static double hit_rate_of(const struct sim_outcome *outcome)
+{
+    return outcome->num_tokens > 0 ? (double)outcome->num_hit_tokens / (double)outcome->num_tokens
+                                   : 0;
+}
+
+static double share_of(int64_t part, int64_t rest)
+{
+    return part + rest > 0 ? (double)part / (double)(part + rest) : (double)NAN;
+}
+
+/* The policy again, over a slower tier. */
+static enum imbrex_status run_prefetch(struct sim_run *run, const struct row_plan *plan,
+                                       int64_t capacity_tokens, const struct sim_service *service,
+                                       const struct sim_timeline *timeline,
+                                       struct imbrex_kv_sim_prefetch *prefetch,
+                                       struct imbrex_error *err)
+{
+    double block_s =
+        run->trace.block_size / (run->options->fetch_ratio * service->prefill_tokens_per_s);
+    struct sim_tier_options tier = {
+        .block_ns = block_s < 1e9 ? (int64_t)(block_s * 1e9) + 1 : INT64_C(1000000000000000000),
+        .first_scored = sim_service_first_scored(service, run->trace.num_requests)};
+    struct sim_outcome outcome = {.num_scored = 0};
+    struct sim_tier_metrics metrics = {.num_planned = 0};
+    struct sim_store *store = NULL;
+    enum imbrex_status status;
+
+    TRY(report_step(run, "prefetching", plan->name, err));
+    TRY_OR_FAIL(create_store(run, plan, capacity_blocks(run, capacity_tokens), timeline, &tier,
+                             &store, err));
+    TRY_OR_FAIL(run_store(run, store, service, timeline, &outcome, err));
+    (void)sim_cache_read_tier(store, &metrics);
+    *prefetch = (struct imbrex_kv_sim_prefetch){
+        .was_replayed = true,
+        .num_planned = metrics.num_planned,
+        .num_used = metrics.num_used,
+        .num_wasted = metrics.num_wasted,
+        .num_cancelled = metrics.num_cancelled,
+        .num_late = metrics.num_late,
+        .num_unforeseen = metrics.num_unforeseen,
+        .precision = share_of(metrics.num_used, metrics.num_wasted),
+        .recall = share_of(metrics.num_used, metrics.num_late + metrics.num_unforeseen),
+        .hit_rate = hit_rate_of(&outcome),
+        .ttft = spread_of(outcome.ttft_s, outcome.num_scored),
+    };
+    run->num_done += 1;
+fail:
+    sim_outcome_free(&outcome);
+    sim_store_destroy(store);
+    return status;
 }
 
 static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *plan,
@@ -389,12 +514,10 @@ static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *pl
     enum imbrex_status status;
 
     TRY(report_step(run, "replaying", plan->name, err));
-    TRY_OR_FAIL(
-        create_store(run, plan, capacity_blocks(run, capacity_tokens), timeline, &store, err));
+    TRY_OR_FAIL(create_store(run, plan, capacity_blocks(run, capacity_tokens), timeline, NULL,
+                             &store, err));
     int64_t begin_ns = clock_now_ns();
-    TRY_OR_FAIL(run->options->is_live
-                    ? sim_service_run(service, store, go_on, run, NULL, &outcome, err)
-                    : sim_timeline_replay(timeline, service, store, go_on, run, &outcome, err));
+    TRY_OR_FAIL(run_store(run, store, service, timeline, &outcome, err));
     double seconds = (double)(clock_now_ns() - begin_ns) / 1e9;
     run->rows[run->num_rows++] = (struct imbrex_kv_sim_row){
         .trace = trace_name,
@@ -402,9 +525,7 @@ static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *pl
         .capacity_tokens = capacity_tokens,
         .is_live = run->options->is_live,
         .prefill_tokens_per_s = service->prefill_tokens_per_s,
-        .hit_rate = outcome.num_tokens > 0
-                        ? (double)outcome.num_hit_tokens / (double)outcome.num_tokens
-                        : 0,
+        .hit_rate = hit_rate_of(&outcome),
         .closure = NAN,
         .mean_queue = outcome.mean_queue,
         .ttft = spread_of(outcome.ttft_s, outcome.num_scored),
@@ -413,10 +534,15 @@ static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *pl
         .num_evicted = store->num_evicted,
         .accesses_per_s = seconds > 0 ? (double)outcome.num_accesses / seconds : 0,
         .state_bytes = plan->policy != NULL ? sim_cache_state_bytes(store) : 0,
-        .prefetch_precision = NAN,
-        .prefetch_recall = NAN,
+        .prefetch = {.precision = NAN, .recall = NAN},
     };
     run->num_done += 1;
+    if (run->options->has_prefetch && plan->policy != NULL) {
+        sim_store_destroy(store);
+        store = NULL;
+        TRY_OR_FAIL(run_prefetch(run, plan, capacity_tokens, service, timeline,
+                                 &run->rows[run->num_rows - 1].prefetch, err));
+    }
 fail:
     sim_outcome_free(&outcome);
     sim_store_destroy(store);
@@ -486,6 +612,9 @@ static enum imbrex_status read_trace(struct sim_run *run, const char *path,
     enum imbrex_status status;
 
     TRY(sim_input_open(path, &input, err));
+    if (run->options->progress != NULL) {
+        sim_input_watch(input, go_on, run);
+    }
     status = sim_trace_read(input, &options, &run->trace, err);
     sim_input_close(input);
     return status;
@@ -531,6 +660,13 @@ static enum imbrex_status run_trace(struct sim_run *run, size_t trace_idx, struc
     TRY(report_step(run, "reading", NULL, err));
     TRY(read_trace(run, options->traces[trace_idx], err));
     describe_trace(&run->trace, described);
+    run->used_starts = run->used_starts || run->trace.is_closed_loop;
+    if (options->starts != NULL && !run->used_starts && trace_idx == options->num_traces - 1) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "starts: expected a trace whose sessions' starts are not in it (weka), "
+                         "found %s (%s), which has the time of each request",
+                         described->trace, described->format);
+    }
     run->num_done += 1;
     run->decode_s_per_token = options->decode_s_per_token;
     if (run->decode_s_per_token == 0) {
@@ -553,6 +689,9 @@ enum imbrex_status imbrex_kv_sim_run(const struct imbrex_kv_sim_options *options
     struct sim_run run = {.options = options};
     enum imbrex_status status;
 
+    if (result == NULL) {
+        return refuse_null(err, "result", "a place for it");
+    }
     TRY(check_options(options, err));
     TRY_OR_FAIL(plan_rows(&run, err));
     TRY_OR_FAIL(make_result(&run, err));

@@ -89,15 +89,21 @@ struct run {
     int64_t prefill_end_ns;
 };
 
+int32_t sim_service_first_scored(const struct sim_service *service, int32_t num_requests)
+{
+    double first_scored = floor(service->warm * (double)num_requests);
+
+    if (first_scored >= num_requests) {
+        return num_requests - 1;
+    }
+    return first_scored > 0 ? (int32_t)first_scored : 0;
+}
+
 static enum imbrex_status run_init(struct run *run, bool is_service, struct imbrex_error *err)
 {
     size_t num_requests = (size_t)run->trace->num_requests;
-    double first_scored = floor(run->service->warm * (double)num_requests);
 
-    run->first_scored = first_scored > 0 ? (int32_t)first_scored : 0;
-    if ((size_t)run->first_scored >= num_requests) {
-        run->first_scored = (int32_t)num_requests - 1;
-    }
+    run->first_scored = sim_service_first_scored(run->service, run->trace->num_requests);
     run->arrivals_ns = malloc(num_requests * sizeof(*run->arrivals_ns));
     run->orders = malloc(num_requests * sizeof(*run->orders));
     run->outcome->ttft_s = malloc(num_requests * sizeof(*run->outcome->ttft_s));

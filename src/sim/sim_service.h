@@ -46,8 +46,8 @@ struct sim_outcome {
     int64_t last_arrival_ns;
 };
 
-/* Asked now and then: true goes on, false ends with CANCELLED. */
-typedef bool sim_continue_fn(void *user, double done);
+/* The first request, by order of arrival, that is scored. */
+int32_t sim_service_first_scored(const struct sim_service *service, int32_t num_requests);
 
 /* The service drives the store. *timeline, if not NULL, is written and is the caller's
  * (sim_timeline_free). */

@@ -15,7 +15,8 @@ import unittest
 from support import IMBREX, TIMEOUT_S, TestCase, open_terminal, run
 
 OPTIONS = {"trace", "starts", "session-span", "warm", "hint-error", "seed", "policy", "ablations",
-           "capacity", "block", "slots", "target-queue", "prefill-rate", "decode-ms", "live",
+           "sensitivity", "capacity", "block", "slots", "target-queue", "prefill-rate", "decode-ms",
+           "prefetch", "fetch-ratio", "live",
            "json", "html", "help"}
 POLICIES = ["lru", "lfu", "s3fifo", "arc", "gdsf", "seed", "queue", "predictive"]
 # Elements without an end tag.
@@ -188,7 +189,8 @@ class Replays(KvSimTestCase):
             report["options"],
             {"traces": [path], "starts": None, "session_span_s": 100.0, "capacities": [16384],
              "block_size": 1024, "num_slots": 7, "decode_s_per_token": 0.0001, "seed": 9,
-             "warm": 0.25, "timeline": "frozen", "hint_error": 0.1, "ablations": False})
+             "warm": 0.25, "timeline": "frozen", "hint_error": 0.1, "ablations": False,
+             "sensitivity": False, "fetch_ratio": None})
         table = report["tables"][0]
         self.assertEqual((table["prefill_tokens_per_s"], table["target_queue"]), (12500.0, None))
         self.assertEqual(table["rows"][0]["num_requests"], 90)
@@ -328,6 +330,9 @@ class BadLines(KvSimTestCase):
         self.assert_error(run("kv-sim", "--trace", path, "--capacity", "8k"), 2, "azure.csv")
         self.assert_error(run("kv-sim", "--trace", self.path("none"), "--capacity", "8k"), 2,
                           self.path("none"))
+        starts = self.write("starts.txt", "1\n")
+        self.assert_error(run("kv-sim", "--trace", self.trace(), "--starts", starts, "--capacity",
+                              "8k"), 2, "starts", "chat.jsonl")
 
 
 class Reports(KvSimTestCase):
@@ -567,6 +572,93 @@ class Reports(KvSimTestCase):
         self.assertLess(len(report["tables"]), 3000)
 
 
+    # Fault: a number in another form that is another number.
+    def test_forms_of_numbers(self):
+        trace = self.trace(num_sessions=10)
+        report = self.sim("--trace", trace, "--capacity", "8e3,1.6E+4,0.02M", "--prefill-rate",
+                          "1e4")
+        self.assertEqual(report["options"]["capacities"], [8000, 16000, 20000])
+        self.assertEqual(report["tables"][0]["prefill_tokens_per_s"], 10000.0)
+
+    # Fault: a run that cannot be ended while it reads, or waits for what it reads.
+    def test_interrupt_while_reading(self):
+        terminal, stderr = open_terminal(self)
+        with subprocess.Popen([IMBREX, "kv-sim", "--trace", "-", "--capacity", "8k"],
+                              stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                              stderr=stderr) as process:
+            self.addCleanup(process.kill)
+            os.close(stderr)
+            shown = b""
+            while b"reading" not in shown:
+                shown += os.read(terminal, 4096)
+            process.send_signal(signal.SIGINT)
+            try:
+                while os.read(terminal, 4096):
+                    pass
+            except OSError:
+                pass  # the other end is closed
+            process.wait(timeout=TIMEOUT_S)
+        os.close(terminal)
+        self.assertEqual(process.returncode, 130)
+
+    # Fault: replays over a slower tier that change the figures of the cache alone; figures that
+    # differ between tables, JSON and page.
+    def test_prefetch(self):
+        trace = self.trace(num_sessions=60)
+        arguments = ["--trace", trace, "--capacity", "8k,24k", "--target-queue", "2", "--policy",
+                     "lru,seed,predictive"]
+        plain = self.reports(*arguments)[1]
+        text, report, page = self.reports(*arguments, "--prefetch", "--fetch-ratio", "20")
+        self.assertIn("--prefetch --fetch-ratio 20", report["command_line"])
+        rows, num_used = report["tables"][0]["rows"], 0
+        for row, alone in zip(rows, plain["tables"][0]["rows"], strict=True):
+            self.assertIsNone(alone["prefetch"])
+            for key in ("policy", "hit_rate", "closure", "ttft_s", "mean_queue", "num_evicted"):
+                self.assertEqual(row[key], alone[key])
+            self.assertEqual(row["prefetch"] is None, row["policy"] in ("MIN", "infinite"))
+            if row["prefetch"] is not None:
+                prefetch = row["prefetch"]
+                used = prefetch["num_used"]
+                missed = prefetch["num_late"] + prefetch["num_unforeseen"]
+                num_used += used
+                if used + prefetch["num_wasted"]:
+                    self.assertAlmostEqual(prefetch["precision"],
+                                           used / (used + prefetch["num_wasted"]), delta=1e-6)
+                if used + missed:
+                    self.assertAlmostEqual(prefetch["recall"], used / (used + missed), delta=1e-6)
+        self.assertGreater(num_used, 0)
+        shown = self.printed(text, "prefetch: blocks planned / used")[0]
+        self.assertEqual(list(shown), ["lru", "seed", "predictive"])
+        for name, cells in shown.items():
+            expected = [str(row["prefetch"][key]) for row in rows if row["policy"] == name
+                        for key in ("num_planned", "num_used")]
+            self.assertEqual(cells.replace("/", " ").split(), expected)
+        tables = page.table("Blocks planned / used")
+        self.assertEqual(list(tables[0])[1:], ["lru", "seed", "predictive"])
+        self.assertIn("Prefetch precision of each policy", page.text)
+
+    # Fault: a number that is not changed, or whose change is that of another.
+    def test_sensitivity(self):
+        text, report, _ = self.reports("--trace", self.trace(num_sessions=60), "--capacity",
+                                       "8k,24k", "--policy", "predictive", "--sensitivity")
+        rows = report["tables"][0]["rows"]
+        names = [row["policy"] for row in rows if row["policy"].startswith("predictive ")]
+        self.assertEqual(len(names), 2 * len(set(names)))
+        self.assertIn("predictive fan_out 2", names)
+
+        def average(policy):
+            closures = [row["closure"] for row in rows if row["policy"] == policy]
+            return 100 * sum(closures) / len(closures)
+
+        head, *lines = re.search(r"(?m)^sensitivity: .*\n((?:  .*\n)+)", text).group().splitlines()
+        self.assertIn(f"{average('predictive'):.2f} %", head)
+        self.assertEqual(len(lines), len(set(names)))
+        for line in lines:
+            name, change = line.rsplit(None, 1)
+            self.assertAlmostEqual(float(change), average("predictive " + name.strip()) -
+                                   average("predictive"), delta=0.006)
+
+
 class Mistakes(KvSimTestCase):
     def assert_refused(self, *arguments):
         *arguments, expected = arguments
@@ -585,7 +677,8 @@ class Mistakes(KvSimTestCase):
     # Fault: a capacity or a load that is read as another one.
     def test_numbers(self):
         for option in ("--capacity", "--target-queue", "--prefill-rate"):
-            for item in ("", "0", "-1", "x", "1T", "1MM", "1 M", "0x10", "1e3", "inf", "nan",
+            for item in ("", "0", "-1", "x", "1T", "1MM", "1 M", "0x10", "1e", "1e-3",
+                         "1e3.5", "e3", "1e+", "1e13k", "inf", "nan",
                          "1.2.3", ".", "M", "1M ", "99999999999999G"):
                 for listed in (item, "5k," + item):
                     arguments = ["--trace", "x", option, listed]
@@ -625,6 +718,12 @@ class Mistakes(KvSimTestCase):
         self.assert_refused("--trace", "-", "--trace", "-", "--capacity", "1M", ["once"])
         self.assert_refused("--trace", "x", "--capacity", "1M", "--policy", "lru,queue",
                             "--ablations", ["--ablations", "predictive"])
+        self.assert_refused("--trace", "x", "--capacity", "1M", "--policy", "lru,queue",
+                            "--sensitivity", ["--sensitivity", "predictive"])
+        self.assert_refused("--trace", "x", "--capacity", "1M", "--sensitivity", "--live",
+                            ["--sensitivity", "--live"])
+        self.assert_refused("--trace", "x", "--capacity", "1M", "--fetch-ratio", "2",
+                            ["--fetch-ratio", "--prefetch"])
         self.assert_refused("--trace", "-", "--capacity", "1M", "--target-queue", "1,2",
                             ["standard input"])
 

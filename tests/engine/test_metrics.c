@@ -80,6 +80,7 @@ static void test_snapshot(void **state)
     metrics_add(&metrics.num_preemptions, 5);
     metrics_add(&metrics.num_queried_tokens, 29);
     metrics_add(&metrics.num_cached_tokens, 23);
+    metrics_add(&metrics.num_key_collisions, 24);
     metrics_add(&metrics.num_steps, 6);
     metrics_add(&metrics.num_failed_steps, 7);
     metrics_add(&metrics.num_bad_logits, 8);
@@ -102,6 +103,7 @@ static void test_snapshot(void **state)
     assert_int_equal(snapshot.num_preemptions, 5);
     assert_int_equal(snapshot.num_queried_tokens, 29);
     assert_int_equal(snapshot.num_cached_tokens, 23);
+    assert_int_equal(snapshot.num_key_collisions, 24);
     assert_int_equal(snapshot.num_steps, 6);
     assert_int_equal(snapshot.num_failed_steps, 7);
     assert_int_equal(snapshot.num_bad_logits, 8);

@@ -36,6 +36,7 @@ static enum imbrex_status replay(bool is_live)
     options.prefill_tokens_per_s = 50000;
     options.hint_error = 0.1;
     options.is_live = is_live;
+    options.has_prefetch = true;
     enum imbrex_status status = imbrex_kv_sim_run(&options, &result, &err);
     assert_true(status == IMBREX_STATUS_OK || (result == NULL && strlen(err.message) > 0));
     imbrex_free(result);
@@ -60,8 +61,8 @@ static void fail_each(enum fault_kind kind, bool is_live, enum imbrex_status exp
     }
 }
 
-/* Catches: an allocation of readers, timelines, stores or hints that is not checked or not freed.
- */
+/* Catches: an allocation of readers, timelines, stores, tiers or hints that is not checked or not
+ * freed. */
 static void test_memory(void **state)
 {
     (void)state;

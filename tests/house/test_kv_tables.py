@@ -80,6 +80,50 @@ class Tables(unittest.TestCase):
         self.assertNotIn("  \n", text)
         self.assertEqual(run("--check", root), (0, ""))
 
+    def test_sensitivity(self):
+        """Catches the change of one number shown as another's, and an average of averages."""
+        def rows(closures):
+            return [row(policy, capacity, 0.1, closure)
+                    for capacity, given in enumerate(closures, start=1)
+                    for policy, closure in zip(("lru", "predictive", "predictive fan_out 2", "MIN"),
+                                               (0.0, *given, 1.0))]
+
+        def sensitivity(name, closures):
+            made = report(options={"timeline": "frozen", "traces": ["a.jsonl"], "starts": None,
+                                   "sensitivity": True})
+            made["tables"][0]["trace"] = {**made["tables"][0]["trace"], "trace": name}
+            made["tables"][0]["rows"] = rows(closures)
+            return made
+
+        root = self.tree(PAGE, a=sensitivity("a", [(0.3, 0.25), (0.2, 0.25)]),
+                         b=sensitivity("b", [(0.5, 0.1)]), c=report())
+        self.assertEqual(run(root), (0, ""))
+        text = self.page(root)
+        for line in ("| average closure, %, and its change in points | a, 2 rows | b, 1 rows "
+                     "| all 3 rows |",
+                     "| predictive | 25.00 | 50.00 | 33.33 |",
+                     "| `fan_out 2` | +0.00 | -40.00 | -13.33 |"):
+            self.assertEqual(text.count(line + "\n"), 1, line)
+        self.assertEqual(text.count("| hit rate % (closure %) |"), 1)
+
+    def test_prefetch(self):
+        """Catches a figure of the slower tier in another's place."""
+        made = report()
+        for made_row in made["tables"][0]["rows"]:
+            made_row["prefetch"] = None if made_row["policy"] in ("MIN", "infinite") else {
+                "num_planned": 1234, "num_used": 900, "num_wasted": 100, "num_cancelled": 34,
+                "num_late": 50, "num_unforeseen": 1050, "precision": 0.9, "recall": 0.45,
+                "hit_rate": made_row["hit_rate"] + 0.0123,
+                "ttft_s": {"mean": 0.17, "p50": 0.1, "p90": 0.52, "p99": 11.34}}
+        root = self.tree(PAGE, a=made)
+        self.assertEqual(run(root), (0, ""))
+        text = self.page(root)
+        for line in ("| lru | 6.70 (+1.2) | 6.70 (+1.2) |", "| lru | 90.0 / 45.0 | 90.0 / 45.0 |",
+                     "| lru | 0.170 / 11.3 | 0.170 / 11.3 |",
+                     "| predictive | 1.234k / 900 | 1.234k / 900 |",
+                     "| lru | 100 / 34 | 100 / 34 |", "| lru | 50 / 1.05k | 50 / 1.05k |"):
+            self.assertEqual(text.count(line + "\n"), 1, line)
+
     def test_refused(self):
         """Catches a page without its markers, half a run that passes for a whole one, and a
         command line that works on one machine only."""

@@ -96,6 +96,22 @@ void world_leave(struct world *world, int32_t slot)
     world->requests[slot].is_waiting = false;
 }
 
+bool world_promote(struct world *world, int32_t slot)
+{
+    const struct world_request *asked = &world->requests[slot];
+    int32_t i = kv_cache_match(world->cache, &asked->request, asked->request.num_keys), block_idx;
+    if (i == asked->request.num_keys) {
+        return false;
+    }
+    assert_int_equal(kv_pool_acquire(&world->pool, &block_idx), IMBREX_STATUS_OK);
+    if (kv_cache_promote(world->cache, &asked->keys[i], i > 0 ? &asked->keys[i - 1] : NULL, NULL,
+                         block_idx, world->now_ns)) {
+        return true;
+    }
+    kv_pool_release(&world->pool, block_idx);
+    return false;
+}
+
 int32_t world_use(struct world *world, const int32_t *path, int32_t num_blocks,
                   const struct kv_fingerprint *fingerprint)
 {

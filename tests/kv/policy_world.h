@@ -33,6 +33,9 @@ void world_arrive(struct world *world, int32_t slot, const int32_t *path, int32_
 int32_t world_run(struct world *world, int32_t slot);
 void world_end(struct world *world, int32_t slot);
 void world_leave(struct world *world, int32_t slot);
+/* The first missing block of the waiting request comes up from a slower tier. False: nothing is
+ * missing, or the block before it made room for it. */
+bool world_promote(struct world *world, int32_t slot);
 /* All of it, in slot 0. */
 int32_t world_use(struct world *world, const int32_t *path, int32_t num_blocks,
                   const struct kv_fingerprint *fingerprint);

@@ -28,7 +28,9 @@ struct stage {
     struct kv_cache *cache;
     const struct kv_policy_functions *lru;
     struct kv_policy_functions
-        functions; /* what the cache calls: lru, and what a test puts there */
+        functions;           /* what the cache calls: lru, and what a test puts there */
+    struct kv_key forgotten; /* the last one */
+    int32_t num_forgotten;
 };
 
 static struct kv_key key_of(const char *path, int32_t num_letters)
@@ -60,6 +62,16 @@ static void prepare(struct actor *actor, const char *path, int64_t order)
     }
 }
 
+/* The block is still what it was. */
+static void note_forgotten(void *user, const struct kv_key *key, int32_t block_idx)
+{
+    struct stage *stage = user;
+    assert_int_equal(kv_cache_key_hash(stage->cache, block_idx), key->words[0]);
+    assert_true(kv_cache_is_idle(stage->cache, block_idx));
+    stage->forgotten = *key;
+    stage->num_forgotten++;
+}
+
 static void set_up(struct stage *stage, int32_t num_blocks, int32_t max_requests)
 {
     struct imbrex_error err;
@@ -67,6 +79,8 @@ static void set_up(struct stage *stage, int32_t num_blocks, int32_t max_requests
         .max_requests = max_requests,
         .block_size = BLOCK_SIZE,
         .has_token_ids = true,
+        .forgets = note_forgotten,
+        .user = stage,
         .policy = "lru",
         .policy_options = kv_policy_options_default(),
     };
@@ -448,6 +462,48 @@ static void test_preemption(void **state)
     assert_int_equal(metrics_of(&stage).num_queried, 4);
     assert_int_equal(metrics_of(&stage).num_hit, 0);
     finish(&stage, &actor);
+    tear_down(&stage);
+}
+
+/* Catches: a block from a slower tier that stands where its parent is not, or twice; that is busy,
+ * is not found, or is not known to who waits for it; a hook that does not hear what goes, or hears
+ * it when it is gone; an announced victim that is not the one which goes. */
+static void test_promote(void **state)
+{
+    (void)state;
+    struct stage stage;
+    struct actor actor;
+    int32_t block_idx;
+    set_up(&stage, 4, 2);
+    run(&stage, "abc");
+    assert_int_equal(stage.num_forgotten, 0);
+    kv_cache_make_room(stage.cache, 3, 0);
+    assert_int_equal(stage.num_forgotten, 2);
+    const struct kv_key forgotten = key_of("ab", 2);
+    assert_true(kv_key_equal(&stage.forgotten, &forgotten));
+    arrive(&stage, &actor, "abc", 5);
+
+    assert_int_equal(kv_pool_acquire(&stage.pool, &block_idx), IMBREX_STATUS_OK);
+    assert_false(kv_cache_promote(stage.cache, &actor.keys[2], &actor.keys[1],
+                                  &actor.token_ids[2 * BLOCK_SIZE], block_idx, 0));
+    assert_false(
+        kv_cache_promote(stage.cache, &actor.keys[0], NULL, actor.token_ids, block_idx, 0));
+    assert_int_equal(stage.pool.num_users[block_idx], 1);
+    assert_true(kv_cache_promote(stage.cache, &actor.keys[1], &actor.keys[0],
+                                 &actor.token_ids[BLOCK_SIZE], block_idx, 0));
+    assert_true(kv_cache_is_idle(stage.cache, block_idx));
+    assert_int_equal(kv_cache_wanted(stage.cache, block_idx), 5);
+    assert_int_equal(match(&stage, "abc"), 2);
+    assert_true(kv_cache_check(stage.cache));
+    assert_int_equal(kv_cache_next_victim(stage.cache, 0), block_idx);
+    assert_int_equal(metrics_of(&stage).num_promoted, 1);
+    assert_int_equal(metrics_of(&stage).num_inserted, 3);
+    admit(&stage, &actor);
+    assert_int_equal(actor.request.num_blocks, 2);
+    assert_int_equal(kv_cache_next_victim(stage.cache, 0), -1);
+    fill(&stage, &actor);
+    finish(&stage, &actor);
+    assert_int_equal(stage.num_forgotten, 2);
     tear_down(&stage);
 }
 
@@ -1202,6 +1258,7 @@ int run_kv_cache_tests(void)
         cmocka_unit_test(test_collision),
         cmocka_unit_test(test_wanted),
         cmocka_unit_test(test_preemption),
+        cmocka_unit_test(test_promote),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_check_sees_damage),
         cmocka_unit_test(test_create_and_destroy),

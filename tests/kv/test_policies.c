@@ -244,14 +244,55 @@ static int32_t step(struct world *world, uint32_t *random)
     return num_hits;
 }
 
+/* Now and then a block comes up from a slower tier, or the next victim goes. Catches: an announced
+ * victim that is not the one which goes. */
+static void meddle(struct world *world, uint32_t *random)
+{
+    int32_t slot = (int32_t)world_random(random, 8);
+    if (world_random(random, 3) == 0 && world->requests[slot].is_waiting &&
+        world->pool.num_free + world->pool.num_cached > 0) {
+        (void)world_promote(world, slot);
+    }
+    if (world_random(random, 50) == 0 && world->pool.num_cached > 0) {
+        int32_t victim = kv_cache_next_victim(world->cache, world->now_ns);
+        assert_true(kv_cache_is_idle(world->cache, victim));
+        kv_cache_make_room(world->cache, world->pool.num_free + 1, world->now_ns);
+        assert_false(kv_cache_is_idle(world->cache, victim));
+    }
+}
+
+/* Predictions of what is worth something; those of `predictive` in order, and none twice. */
+static void look_at_predictions(struct world *world, int32_t *num_predictions)
+{
+    struct kv_prediction predictions[5];
+    struct kv_policy *policy = kv_cache_policy(world->cache);
+    if (policy->functions->predict == NULL) {
+        return;
+    }
+    bool is_predictive = strcmp(policy->functions->name, "predictive") == 0;
+    int32_t count = policy->functions->predict(policy, predictions, 5, world->now_ns);
+    assert_in_range(count, 0, 5);
+    *num_predictions += count;
+    for (int32_t i = 0; i < count; i++) {
+        assert_true(predictions[i].value > 0);
+        for (int32_t k = 0; k < i && is_predictive; k++) {
+            assert_true(predictions[k].value >= predictions[i].value);
+            assert_true(predictions[k].key_hash != predictions[i].key_hash);
+        }
+    }
+    int32_t victim = kv_cache_next_victim(world->cache, world->now_ns);
+    assert_true(victim < 0 || policy->functions->value(policy, victim, world->now_ns) >= 0);
+}
+
 /* Catches, for every policy: a victim that is busy or unknown (the cache asserts), a list that
  * loses blocks (then none is left to go though some are idle), a state that grows, answers that
- * differ between two lives of the same events. */
+ * differ between two lives of the same events, blocks that come up from a slower tier and are taken
+ * for returns or lost. */
 static void test_random_lives(void **state)
 {
     (void)state;
     for (int32_t p = 0; kv_policy_name(p) != NULL; p++) {
-        for (int32_t switches = 0; switches < 16; switches++) {
+        for (int32_t switches = 0; switches < 64; switches++) {
             bool is_predictive = strcmp(kv_policy_name(p), "predictive") == 0;
             if (!is_predictive && switches > 0) {
                 break;
@@ -261,6 +302,8 @@ static void test_random_lives(void **state)
             options.use_table = (switches & 2) == 0;
             options.use_guard = (switches & 4) == 0;
             options.use_hints = (switches & 8) == 0;
+            options.use_lookahead = (switches & 16) == 0;
+            options.use_ghosts = (switches & 32) == 0;
             static struct world worlds[2];
             uint32_t randoms[2] = {5, 5};
             for (int32_t w = 0; w < 2; w++) {
@@ -268,13 +311,17 @@ static void test_random_lives(void **state)
             }
             struct kv_policy *policy = kv_cache_policy(worlds[0].cache);
             size_t state_bytes = policy->functions->state_bytes(policy);
-            int32_t num_steps = is_predictive ? 4000 : 20000;
+            int32_t num_steps = is_predictive ? 2000 : 20000, num_predictions = 0;
             for (int32_t i = 0; i < num_steps; i++) {
                 int32_t num_hits = step(&worlds[0], &randoms[0]);
                 assert_int_equal(step(&worlds[1], &randoms[1]), num_hits);
+                meddle(&worlds[0], &randoms[0]);
+                meddle(&worlds[1], &randoms[1]);
                 if (i % 64 == 0) {
                     assert_true(kv_cache_check(worlds[0].cache));
                     assert_true(!is_predictive || kv_policy_predictive_check(policy));
+                    look_at_predictions(&worlds[0], &num_predictions);
+                    look_at_predictions(&worlds[1], &num_predictions);
                 }
             }
             struct kv_cache_metrics metrics[2];
@@ -282,6 +329,10 @@ static void test_random_lives(void **state)
             kv_cache_read_metrics(worlds[1].cache, &metrics[1]);
             assert_int_equal(metrics[0].num_evicted, metrics[1].num_evicted);
             assert_true(metrics[0].num_evicted > 100 && metrics[0].num_hit > 100);
+            assert_true(metrics[0].num_promoted > 100);
+            assert_int_equal(metrics[0].num_promoted, metrics[1].num_promoted);
+            assert_int_equal(num_predictions > 0, policy->functions->predict != NULL &&
+                                                      options.use_table && options.use_ghosts);
             assert_int_equal(policy->functions->state_bytes(policy), state_bytes);
             for (int32_t w = 0; w < 2; w++) {
                 kv_cache_clear(worlds[w].cache, worlds[w].now_ns);

@@ -7,6 +7,7 @@
 
 #include "kv/policy_predictive.h"
 #include "kv/predictive_guard.h"
+#include "kv/predictive_segments.h"
 #include "kv/predictive_table.h"
 #include "tests/kv/policy_world.h"
 #include "tests/test.h"
@@ -60,18 +61,19 @@ static void test_classes(void **state)
                                          : hint == 3 ? 100 * SECOND
                                          : hint == 4 ? INT64_MAX
                                                      : 0;
-        int32_t class_idx =
-            predictive_class(&fingerprint, (enum predictive_region)(rest / 5), num_new, true);
+        int32_t class_idx = predictive_class(&kv_predictive_knobs_default, &fingerprint,
+                                             (enum predictive_region)(rest / 5), num_new, true);
         assert_in_range(class_idx, 0, PREDICTIVE_NUM_CLASSES - 1);
         assert_int_equal(is_seen[class_idx], 0);
         is_seen[class_idx] = 1;
         fingerprint.is_session_end = true;
-        int32_t blind =
-            predictive_class(&fingerprint, (enum predictive_region)(rest / 5), num_new, false);
+        int32_t blind = predictive_class(&kv_predictive_knobs_default, &fingerprint,
+                                         (enum predictive_region)(rest / 5), num_new, false);
         fingerprint.is_session_end = false;
         fingerprint.expected_return_ns = 0;
-        assert_int_equal(blind, predictive_class(&fingerprint, (enum predictive_region)(rest / 5),
-                                                 num_new, true));
+        assert_int_equal(blind,
+                         predictive_class(&kv_predictive_knobs_default, &fingerprint,
+                                          (enum predictive_region)(rest / 5), num_new, true));
     }
 }
 
@@ -105,7 +107,8 @@ static void test_index_looks_ahead(void **state)
     (void)state;
     struct predictive_table table;
     struct imbrex_error err;
-    assert_int_equal(predictive_table_init(&table, &err), IMBREX_STATUS_OK);
+    assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &table, &err),
+                     IMBREX_STATUS_OK);
     int32_t sure = learn(&table, 0, 60 * SECOND, 0.95);
     int32_t rare = learn(&table, PREDICTIVE_NUM_CLASSES - 1, 20 * SECOND, 0.1);
     predictive_table_renew(&table);
@@ -128,7 +131,55 @@ static void test_index_looks_ahead(void **state)
         best = fmax(best, returned / time);
     }
     assert_true(fabs(cell->index[0] / best - 1.0) < 1e-5);
+
+    /* With the switch off it is the hazard now. */
+    table.looks_ahead = false;
+    predictive_table_renew(&table);
+    assert_true(fabs(index_at(&table, sure, 0) / cell->hazard[0] - 1.0) < 1e-6);
     predictive_table_deinit(&table);
+}
+
+/* Catches: evicted blocks that still count with the switch off, or do not with it on; a block that
+ * comes up again and is taken for a return, stands in no segment, or does not await its return any
+ * more. */
+static void test_ghosts(void **state)
+{
+    (void)state;
+    struct predictive_table table;
+    struct segments segments;
+    struct imbrex_error err;
+    const int32_t blocks[3] = {0, 1, 2};
+    for (int32_t is_off = 0; is_off < 2; is_off++) {
+        assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &table, &err),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(segments_init(8, &table, &segments, &err), IMBREX_STATUS_OK);
+        segments.ignores_ghosts = is_off;
+        segments_add(&segments, blocks, 3, 0, SECOND);
+        for (int32_t i = 2; i >= 0; i--) {
+            segments_evict(&segments, blocks[i], 100 + (uint64_t)i);
+        }
+        assert_int_equal(segments.live.num_members, 0);
+        assert_int_equal(segments_find_ghost(&segments, 102, false, SECOND), !is_off);
+
+        /* The head by its key, the next one behind it; elsewhere than before. */
+        segments_promote(&segments, 5, -1, 100, 2 * SECOND);
+        segments_promote(&segments, 6, 5, 101, 2 * SECOND);
+        assert_true(segments_check(&segments));
+        assert_int_equal(segments.is_awaiting[5], !is_off);
+        assert_int_equal(segments.segment_of[5] == segments.segment_of[6], !is_off);
+        assert_true(table.cells[0].events[0] == 0.0 && table.cells[0].events[1] == 0.0);
+        segments_return(&segments, 5, 3 * SECOND);
+        segments_return(&segments, 6, 3 * SECOND);
+        assert_int_equal(segments_find_ghost(&segments, 102, true, 3 * SECOND), !is_off);
+        assert_true(segments_check(&segments));
+        double num_events = 0.0;
+        for (int32_t bin = 0; bin < PREDICTIVE_NUM_BINS; bin++) {
+            num_events += table.cells[0].events[bin];
+        }
+        assert_true(fabs(num_events - (is_off ? 0.0 : 3.0 / sqrt(3.0))) < 1e-9);
+        segments_deinit(&segments);
+        predictive_table_deinit(&table);
+    }
 }
 
 /* Catches: what was saved and loaded decides differently; a damaged text that is taken. Any byte
@@ -140,8 +191,10 @@ static void test_save_and_load(void **state)
     struct imbrex_error err;
     unsigned char *bytes, *again;
     size_t num_bytes, num_again;
-    assert_int_equal(predictive_table_init(&table, &err), IMBREX_STATUS_OK);
-    assert_int_equal(predictive_table_init(&loaded, &err), IMBREX_STATUS_OK);
+    assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &table, &err),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &loaded, &err),
+                     IMBREX_STATUS_OK);
     learn(&table, 5, 60 * SECOND, 0.9);
     learn(&table, 700, 7 * SECOND, 0.4);
     assert_int_equal(predictive_table_save(&table, &bytes, &num_bytes, &err), IMBREX_STATUS_OK);
@@ -176,7 +229,8 @@ static void test_many_classes(void **state)
     struct imbrex_error err;
     unsigned char *bytes;
     size_t num_bytes;
-    assert_int_equal(predictive_table_init(&table, &err), IMBREX_STATUS_OK);
+    assert_int_equal(predictive_table_init(&kv_predictive_knobs_default, &table, &err),
+                     IMBREX_STATUS_OK);
     for (int32_t class_idx = 0; class_idx < PREDICTIVE_NUM_CLASSES; class_idx++) {
         learn(&table, class_idx, 10 * SECOND, 0.5);
     }
@@ -315,7 +369,8 @@ static void test_guard_is_lru(void **state)
     static struct world world;
     uint32_t random = 3;
     int64_t num_hits = 0, num_shadow = 0;
-    assert_int_equal(predictive_guard_init(40, &guard, &err), IMBREX_STATUS_OK);
+    assert_int_equal(predictive_guard_init(&kv_predictive_knobs_default, 40, &guard, &err),
+                     IMBREX_STATUS_OK);
     world_init(&world, "lru", 40, NULL);
     for (int32_t i = 0; i < 5000; i++) {
         int32_t path[5], num_blocks = 1 + (int32_t)world_random(&random, 5);
@@ -345,6 +400,7 @@ int run_predictive_tests(void)
         cmocka_unit_test(test_bins),
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_index_looks_ahead),
+        cmocka_unit_test(test_ghosts),
         cmocka_unit_test(test_save_and_load),
         cmocka_unit_test(test_many_classes),
         cmocka_unit_test(test_learns_who_returns),

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "imbrex_kv.h"
+#include "sim/sim_trace.h"
 #include "tests/test.h"
 
 #define TRACES "tests/sim/traces/"
@@ -53,6 +56,8 @@ static void test_rows(void **state)
                                         "predictive -queue",
                                         "predictive -table",
                                         "predictive -guard",
+                                        "predictive -lookahead",
+                                        "predictive -ghosts",
                                         "predictive -hints",
                                         "arc",
                                         "MIN",
@@ -90,7 +95,7 @@ static void test_rows(void **state)
         assert_int_equal(row->num_blocks, result->traces[i / (2 * NUM_NAMES)].num_blocks);
         assert_true(row->ttft.p50 <= row->ttft.p90 && row->ttft.p90 <= row->ttft.p99);
         assert_true(row->prefill_tokens_per_s == first->prefill_tokens_per_s);
-        assert_true(isnan(row->prefetch_precision));
+        assert_true(!row->prefetch.was_replayed && isnan(row->prefetch.precision));
         if (min->hit_rate > first->hit_rate) {
             assert_true(first->closure == 0 && min->closure == 1);
         } else {
@@ -131,7 +136,39 @@ static void test_live(void **state)
     imbrex_free(result);
 }
 
-/* Catches: options that are not checked, a run that cannot be ended, a result that is touched when
+static bool end_at_third_call(void *user, double done)
+{
+    int32_t *num_calls = user;
+    assert_true(done == 0);
+    return ++*num_calls < 3;
+}
+
+/* Catches: a reader that goes on when it is told to stop, or waits for bytes that do not come. */
+static void test_stopped_reading(void **state)
+{
+    (void)state;
+    int32_t num_calls = 0, pipes[2];
+    char path[64];
+    const struct sim_trace_options options = {.block_size = 512};
+    struct sim_input *input = NULL;
+    struct sim_trace trace;
+    struct imbrex_error err = {0};
+
+    assert_int_equal(pipe(pipes), 0);
+    assert_int_equal(write(pipes[1], "{\"timestamp\": 1}\n", 17), 17);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", pipes[0]);
+    assert_int_equal(sim_input_open(path, &input, &err), IMBREX_STATUS_OK);
+    sim_input_watch(input, end_at_third_call, &num_calls);
+    assert_int_equal(sim_trace_read(input, &options, &trace, &err), IMBREX_STATUS_CANCELLED);
+    assert_int_equal(num_calls, 3);
+    assert_non_null(strstr(err.message, "ended"));
+    sim_input_close(input);
+    close(pipes[0]);
+    close(pipes[1]);
+}
+
+/* Catches: options that are not checked, pointers among them, starts for a trace that has them, a
+ * run that cannot be ended, a result that is touched when
  * there is none. */
 static void test_refused(void **state)
 {
@@ -141,7 +178,19 @@ static void test_refused(void **state)
     static const int64_t too_small[] = {511};
     struct imbrex_kv_sim_result *const untouched = (struct imbrex_kv_sim_result *)&state;
 
-    for (int32_t i = 0; i < 14; i++) {
+    static const char *const null_text[] = {TRACES "mooncake_excerpt.jsonl", NULL};
+    static const char starts[] = TEST_BUILD_DIR "/sim_run_starts.txt";
+    struct imbrex_error error = {0};
+    FILE *file = fopen(starts, "w");
+    assert_non_null(file);
+    fputs("1\n2\n", file);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(imbrex_kv_sim_run(NULL, NULL, NULL), IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_int_equal(imbrex_kv_sim_run(NULL, &(struct imbrex_kv_sim_result *){NULL}, &error),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_string_equal(error.message, "options: expected a struct, found NULL");
+
+    for (int32_t i = 0; i < 21; i++) {
         struct imbrex_kv_sim_options options = small_options();
         struct imbrex_kv_sim_result *result = untouched;
         struct imbrex_error err = {0};
@@ -194,6 +243,31 @@ static void test_refused(void **state)
             options.starts = nothing[0];
             expected = IMBREX_STATUS_NOT_FOUND;
             break;
+        case 13:
+            options.starts = TRACES "README.md"; /* no number stands there */
+            expected = IMBREX_STATUS_FORMAT;
+            break;
+        case 14:
+            options.starts = starts;
+            options.num_traces = 1;
+            break;
+        case 15:
+            options.traces = NULL;
+            break;
+        case 16:
+            options.traces = null_text;
+            break;
+        case 17:
+            options.policies = null_text;
+            options.num_policies = 2;
+            break;
+        case 18:
+            options.capacities = NULL;
+            break;
+        case 19:
+            options.has_prefetch = true;
+            options.fetch_ratio = 0;
+            break;
         default:
             options.progress = end_at_half;
             expected = IMBREX_STATUS_CANCELLED;
@@ -209,6 +283,7 @@ int run_sim_run_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_live),
+        cmocka_unit_test(test_stopped_reading),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests_name("sim_run", tests, NULL, NULL);
