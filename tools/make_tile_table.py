@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes src/ops/cuda/tile_measured.h of measured sweeps. usage: make_tile_table.py FILE...
+
+Each FILE is what `imbrex bench ops --plans all -o FILE` wrote; the last one that has a product says
+which plan the cost model chooses for it. A plan is judged by its gain over that one in each file
+that has both, in geometric mean with one more gain of 1: what was measured once is believed half.
+The best plan of a product gets a row if it gains LEAST_GAIN. Prints what was found.
+"""
+import json
+import math
+import os
+import sys
+
+TABLE = os.path.join("src", "ops", "cuda", "tile_measured.h")
+LEAST_GAIN = 1.002
+FORMS = {"gemm_swiglu": "PAIR", "gemm": "PLAIN"}
+HEAD = """\
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choices that were measured, which the cost model gives way to. Made by tools/make_tile_table.py
+ * of sweeps on {where}; not to be edited.
+ *
+ *   X(num_sms, form, m, columns, k, schedule, block_m, block_n, cluster_m, cluster_n, group_m,
+ *     num_tiles_n, gain)
+ *
+ * gain: time of the cost model's choice / time of this one, less what the tool allows for chance. */
+#ifndef IMBREX_OPS_CUDA_TILE_MEASURED_H
+#define IMBREX_OPS_CUDA_TILE_MEASURED_H
+
+/* clang-format off */
+#define TILE_MEASURED(X)"""
+TAIL = """
+/* clang-format on */
+
+#endif
+"""
+FIELDS = ("schedule", "block_m", "block_n", "cluster_m", "cluster_n", "group_m", "num_tiles_n")
+
+
+def read_products(paths):
+    """{product: [{plan: (measured, expected time)} of each file]}, and where they were measured"""
+    products, places = {}, set()
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            report = json.load(file)
+        places.add(f"{report['gpu']}, {report['date'][:10]}")
+        is_plain = report["op"] == "gemm"
+        for row in report["rows"]:
+            sides = (row["hidden_size"], row["intermediate_size"])
+            columns, k = sides if is_plain else sides[::-1]
+            product = (report["num_sms"], FORMS[report["op"]], row["m"], columns, k)
+            plans = {}
+            for entry in row["contestants"]:
+                if entry["kind"] == "imbrex":
+                    plan = tuple(entry["plan"][field] for field in FIELDS)
+                    if plan not in plans:
+                        plans[plan] = (entry["us"]["median"], entry["plan"]["expected_us"])
+            products.setdefault(product, []).append(plans)
+    return products, places
+
+
+def choose(sweeps):
+    """(the best plan, its gain, number of files that it rests on, the cost model's choice)"""
+    expected = {plan: us for plan, (_, us) in sweeps[-1].items() if us > 0}
+    model = min(expected, key=lambda plan: (expected[plan], plan))
+    best = (1.0, 0, model)
+    for plan in sweeps[-1]:
+        gains = [plans[model][0] / plans[plan][0] for plans in sweeps
+                 if plan in plans and model in plans]
+        gain = math.exp(sum(map(math.log, gains)) / (len(gains) + 1))
+        best = max(best, (gain, len(gains), plan))
+    gain, num_files, plan = best
+    return plan, gain, num_files, model
+
+
+def main():
+    paths = sys.argv[1:]
+    if not paths:
+        sys.exit("usage: make_tile_table.py FILE...")
+    products, places = read_products(paths)
+    rows = []
+    for product in sorted(products):
+        plan, gain, num_files, model = choose(products[product])
+        print(*product, f"gain {gain:.4f} in {num_files}:", *plan, "| model:", *model)
+        if gain >= LEAST_GAIN:
+            rows.append(f"    X({', '.join(str(field) for field in product + plan)}, {gain:.3f})")
+    with open(TABLE, "w", encoding="utf-8") as file:
+        head = HEAD.format(where="; ".join(sorted(places)))
+        file.write(" \\\n".join([head, *rows]) + TAIL)
+    print(f"{len(rows)} rows for {len(products)} products")
+
+
+if __name__ == "__main__":
+    main()
