@@ -28,14 +28,25 @@ def tile_text(plan):
     return text + ("*" if plan["num_tiles_n"] else "")
 
 
+def model_text(row):
+    """What the cost model would have chosen, if a measured choice has taken its place: the cheapest
+    by its own figures of all contestants."""
+    entries = [entry for entry in row["contestants"] if entry["kind"] == "imbrex"]
+    model = min(entries, key=lambda entry: entry["plan"]["expected_us"])
+    if model is entries[0]:
+        return ""
+    return f"{tile_text(model['plan'])} {model['speedup_over_gemm']['median']:.3f}"
+
+
 def make_table(name, result):
     lines = [f"**{result['op']}**, {result['gpu']}, driver {result['driver']}, "
              f"{result['date'][:10]}, commit {result['commit']}; {result['pairs']} pairs of "
              f"replays of {result['replay_ms']:g} ms ([{name}](../bench/results/{name})):", ""]
     has_pair = result["op"] == "gemm_swiglu"
     lines.append("| shape | M | cuBLASLt us | ours us | TFLOP/s | tile | GEMM / ours | p10-p90 |"
-                 + (" (GEMM + activation) / ours |" if has_pair else "") + " MHz | W |")
-    lines.append("|---|" + "---:|" * 4 + "---|" + "---:|" * (5 if has_pair else 4))
+                 + (" (GEMM + activation) / ours |" if has_pair else "") +
+                 " cost model's tile, GEMM / it | MHz | W |")
+    lines.append("|---|" + "---:|" * 4 + "---|" + "---:|" * (3 if has_pair else 2) + "---|---:|---:|")
     for row in result["rows"]:
         ours, gemm = contestant(row, "imbrex"), contestant(row, "gemm")
         ratio = ours["speedup_over_gemm"]
@@ -45,7 +56,7 @@ def make_table(name, result):
         if has_pair:
             both = contestant(row, "gemm and activation")
             cells.append(f"{both['us']['median'] / ours['us']['median']:.3f}")
-        cells += [f"{row['sm_clock_mhz']:.0f}", f"{row['watts']:.0f}"]
+        cells += [model_text(row), f"{row['sm_clock_mhz']:.0f}", f"{row['watts']:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
     summary = result["summary"]
     text = (f"Geometric mean {summary['geomean_over_gemm']:.3f} over {summary['cells']} "

@@ -18,12 +18,12 @@ FORMS = {"gemm_swiglu": "PAIR", "gemm": "PLAIN"}
 HEAD = """\
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Choices that were measured, which the cost model gives way to. Made by tools/make_tile_table.py
- * of sweeps on {where}; not to be edited.
+ * of sweeps: {where}. Not to be edited.
  *
  *   X(num_sms, form, m, columns, k, schedule, block_m, block_n, cluster_m, cluster_n, group_m,
  *     num_tiles_n, gain)
  *
- * gain: time of the cost model's choice / time of this one, less what the tool allows for chance. */
+ * gain: time of the cost model's choice / time of this one, less an allowance for chance. */
 #ifndef IMBREX_OPS_CUDA_TILE_MEASURED_H
 #define IMBREX_OPS_CUDA_TILE_MEASURED_H
 

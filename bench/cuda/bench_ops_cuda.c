@@ -359,6 +359,7 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
     }
     add_plan(bench, cell, &plan);
     if (bench->settings->plans.value != BENCH_PLANS_CHOSEN) {
+        plan.expected_us = plan.num_tiles_n == 0 ? plan.expected_us : 0.0;
         plan.num_tiles_n = 0;
         add_plan(bench, cell, &plan);
     }
