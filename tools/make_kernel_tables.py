@@ -46,7 +46,8 @@ def make_table(name, result):
     lines.append("| shape | M | cuBLASLt us | ours us | TFLOP/s | tile | GEMM / ours | p10-p90 |"
                  + (" (GEMM + activation) / ours |" if has_pair else "") +
                  " cost model's tile, GEMM / it | MHz | W |")
-    lines.append("|---|" + "---:|" * 4 + "---|" + "---:|" * (3 if has_pair else 2) + "---|---:|---:|")
+    lines.append("|---|" + "---:|" * 4 + "---|" + "---:|" * (3 if has_pair else 2) +
+                 "---|---:|---:|")
     for row in result["rows"]:
         ours, gemm = contestant(row, "imbrex"), contestant(row, "gemm")
         ratio = ours["speedup_over_gemm"]
