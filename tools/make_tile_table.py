@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes src/ops/cuda/tile_measured.h of measured sweeps. usage: make_tile_table.py FILE...
+"""Makes src/ops/cuda/tile_measured.h of measured sweeps.
+
+usage: make_tile_table.py FILE... [--confirm FILE...]
 
 Each FILE is what `imbrex bench ops --plans all -o FILE` wrote; the last one that has a product says
 which plan the cost model chooses for it. A plan is judged by its gain over that one in each file
 that has both, in geometric mean with DOUBTS more gains of 1: the best of a hundred plans that were
 measured once owes most of its gain to chance.
-The best plan of a product gets a row if it gains LEAST_GAIN. Prints what was found.
+The best plan of a product gets a row if it gains LEAST_GAIN. Files after --confirm are runs of
+`imbrex bench ops` with the table so made, where the cost model's choice runs beside it: rows that
+do not gain there are dropped, since a sweep's best owes some of its gain to chance. Prints what was
+found.
 """
 import json
 import math
@@ -63,14 +68,19 @@ def read_products(paths):
     return products, places
 
 
+def gains_of(plan, model, sweeps):
+    """Time of the model's choice / time of the plan, in each sweep that has both."""
+    return [plans[model][0] / plans[plan][0] for plans in sweeps
+            if plan in plans and model in plans and plan != model]
+
+
 def choose(sweeps):
     """(the best plan, its gain, number of files that it rests on, the cost model's choice)"""
     expected = {plan: us for plan, (_, us) in sweeps[-1].items() if us > 0}
     model = min(expected, key=lambda plan: (expected[plan], plan))
     best = (1.0, 0, model)
     for plan in sweeps[-1]:
-        gains = [plans[model][0] / plans[plan][0] for plans in sweeps
-                 if plan in plans and model in plans]
+        gains = gains_of(plan, model, sweeps)
         gain = math.exp(sum(map(math.log, gains)) / (len(gains) + DOUBTS))
         best = max(best, (gain, len(gains), plan))
     gain, num_files, plan = best
@@ -78,15 +88,19 @@ def choose(sweeps):
 
 
 def main():
-    paths = sys.argv[1:]
-    if not paths:
-        sys.exit("usage: make_tile_table.py FILE...")
-    products, places = read_products(paths)
+    sweep_paths, _, confirming = " ".join(sys.argv[1:]).partition("--confirm")
+    if not sweep_paths.split():
+        sys.exit("usage: make_tile_table.py FILE... [--confirm FILE...]")
+    products, places = read_products(sweep_paths.split())
+    confirmed, _ = read_products(confirming.split())
     rows = []
     for product in sorted(products):
         plan, gain, num_files, model = choose(products[product])
         print(*product, f"gain {gain:.4f} in {num_files}:", *plan, "| model:", *model)
-        if gain >= LEAST_GAIN:
+        gains = gains_of(plan, model, confirmed.get(product, []))
+        if gains and sum(map(math.log, gains)) <= 0:
+            print("    dropped, for it gained", *(f"{gain:.4f}" for gain in gains))
+        elif gain >= LEAST_GAIN:
             rows.append(f"    X({', '.join(str(field) for field in product + plan)}, {gain:.3f})")
     with open(TABLE, "w", encoding="utf-8") as file:
         head = HEAD.format(where="; ".join(sorted(places)))
