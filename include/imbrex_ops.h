@@ -166,8 +166,8 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_check(
 
 #define IMBREX_KERNEL_ANY_VARIANT (-1)
 
-/* The plan that is expected to be the fastest, of all or of one variant. UNSUPPORTED if there is
- * none. */
+/* The plan that is expected to be the fastest: of all variants, where choices that were measured go
+ * before the cost model, or of one, by the cost model alone. UNSUPPORTED if there is none. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_choose(
     const struct imbrex_device *device, const struct imbrex_kernel_shape *shape,
     int32_t variant_idx, struct imbrex_kernel_plan *plan, struct imbrex_error *err);

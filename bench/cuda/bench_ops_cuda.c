@@ -16,7 +16,6 @@
 #define NUM_CHECKED 4096 /* results of a contestant */
 #define CHECK_COUNTERS 4 /* 3 counts, and the worst error */
 #define BURST_REST_S 1
-#define HOPELESS 1.25     /* times the expected time of the chosen plan: left out of a sweep */
 #define BURST_PAIR_MS 9.0 /* of all contestants; single calls may be longer */
 #define SUSTAINED_WARM_MS 3000.0
 
@@ -314,11 +313,42 @@ static struct imbrex_kernel_shape shape_of(const struct bench *bench, const stru
     };
 }
 
+/* The plan in each cluster, and in walks over one, two and four times as many rows. */
+static void add_clusters(const struct bench *bench, struct bench_cell *cell,
+                         const struct imbrex_kernel_shape *shape, struct imbrex_kernel_plan plan)
+{
+    static const int32_t clusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
+    int32_t group_rows = plan.group_m * plan.cluster_m, num_tiles_n = plan.num_tiles_n;
+    plan.expected_us = 0.0; /* told of the plan that was chosen alone */
+    struct imbrex_kernel_variant variant;
+
+    if (imbrex_kernel_variant_describe(shape->op, plan.variant_idx, &variant, NULL) !=
+        IMBREX_STATUS_OK) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof(clusters) / sizeof(clusters[0]); i++) {
+        for (int32_t walk = 1; walk <= 4; walk *= 2) {
+            if (walk > 1 && walk * group_rows / 2 * variant.block_m >= shape->m) {
+                break;
+            }
+            for (int width = 0; width < 2; width++) {
+                plan.cluster_m = clusters[i][0];
+                plan.cluster_n = clusters[i][1];
+                plan.group_m = walk * group_rows / plan.cluster_m;
+                plan.num_tiles_n = width == 0 ? num_tiles_n : 0;
+                if (imbrex_kernel_check(bench->device, shape, &plan, NULL) == IMBREX_STATUS_OK) {
+                    add_plan(bench, cell, &plan);
+                }
+            }
+        }
+    }
+}
+
 static bool add_ours(struct bench *bench, struct bench_cell *cell)
 {
     struct imbrex_kernel_shape shape = shape_of(bench, cell);
     struct imbrex_kernel_plan plan, best[2];
-    double chosen_us;
+    double least_us = INFINITY;
     struct imbrex_error err = {0};
     bool has_best[2] = {false, false};
 
@@ -328,12 +358,12 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
         return false;
     }
     add_plan(bench, cell, &plan);
-    chosen_us = plan.expected_us;
-    if (bench->settings->plans.value == BENCH_PLANS_CHOSEN) {
-        return true;
+    if (bench->settings->plans.value != BENCH_PLANS_CHOSEN) {
+        plan.expected_us = plan.num_tiles_n == 0 ? plan.expected_us : 0.0;
+        plan.num_tiles_n = 0;
+        add_plan(bench, cell, &plan);
     }
-    plan.num_tiles_n = 0;
-    add_plan(bench, cell, &plan);
+    /* Asked for one variant the library has nothing but its cost model to go by. */
     for (int32_t i = 0; i < imbrex_kernel_num_variants(shape.op); i++) {
         struct imbrex_kernel_variant variant;
         if (imbrex_kernel_choose(bench->device, &shape, i, &plan, NULL) != IMBREX_STATUS_OK ||
@@ -345,25 +375,20 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
             best[schedule] = plan;
             has_best[schedule] = true;
         }
-        if (bench->settings->plans.value == BENCH_PLANS_ALL &&
-            plan.expected_us < HOPELESS * chosen_us) {
-            add_plan(bench, cell, &plan);
-            static const int32_t clusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
-            int32_t group_rows = plan.group_m * plan.cluster_m;
-            for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]); j++) {
-                plan.cluster_m = clusters[j][0];
-                plan.cluster_n = clusters[j][1];
-                plan.group_m = group_rows > plan.cluster_m ? group_rows / plan.cluster_m : 1;
-                plan.num_tiles_n = 0;
-                if (imbrex_kernel_check(bench->device, &shape, &plan, NULL) == IMBREX_STATUS_OK) {
-                    add_plan(bench, cell, &plan);
-                }
-            }
-        }
+        least_us = fmin(least_us, plan.expected_us);
     }
     for (int i = 0; i < 2; i++) {
-        if (has_best[i]) {
+        if (has_best[i] && (bench->settings->plans.value != BENCH_PLANS_CHOSEN ||
+                            best[i].expected_us <= least_us)) {
             add_plan(bench, cell, &best[i]);
+        }
+    }
+    for (int32_t i = 0; bench->settings->plans.value == BENCH_PLANS_ALL &&
+                        i < imbrex_kernel_num_variants(shape.op);
+         i++) {
+        if (imbrex_kernel_choose(bench->device, &shape, i, &plan, NULL) == IMBREX_STATUS_OK &&
+            plan.expected_us < bench->settings->near.value * least_us) {
+            add_clusters(bench, cell, &shape, plan);
         }
     }
     return true;

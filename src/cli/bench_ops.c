@@ -16,6 +16,7 @@ static const struct bench_ops_settings bench_ops_defaults = {
     .rows = "128,256,512,1024,2048,4096,8192,16384",
     .num_pairs = {.value = 15},
     .replay_ms = {.value = 4.0},
+    .near = {.value = 1.25},
 };
 
 static const struct option_choice op_choices[] = {
@@ -65,11 +66,19 @@ static const struct option_spec bench_ops_options[] = {
      .type = OPTION_TYPE_CHOICE,
      .group = "What",
      .help =
-         "chosen: the kernel that the library chooses; schedules: the best of each too, and with "
-         "tiles of one width; all: "
-         "every variant and cluster that is not expected to be far slower",
+         "chosen: the kernel that the library chooses, and that of the cost model; schedules: the "
+         "best of each too, and with tiles of one width; all: every variant, cluster and walk that "
+         "is not expected to be far slower",
      .choices = plans_choices,
      .offset = offsetof(struct bench_ops_settings, plans)},
+    {.long_name = "near",
+     .argument = "FACTOR",
+     .type = OPTION_TYPE_REAL,
+     .group = "What",
+     .help = "all plans are those expected to take less than this times the chosen one",
+     .min = 1,
+     .max = 100,
+     .offset = offsetof(struct bench_ops_settings, near)},
     {.long_name = "weights",
      .argument = "ORDER",
      .type = OPTION_TYPE_CHOICE,

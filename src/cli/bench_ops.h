@@ -8,9 +8,9 @@
 #include "imbrex_ops.h"
 
 enum bench_plans {
-    BENCH_PLANS_CHOSEN,    /* the library's choice */
+    BENCH_PLANS_CHOSEN,    /* the library's choice, and the cost model's where that is another */
     BENCH_PLANS_SCHEDULES, /* and the best of each schedule, by the cost model */
-    BENCH_PLANS_ALL,       /* and every variant that is not hopeless, in each cluster */
+    BENCH_PLANS_ALL,       /* and every variant that is not hopeless, in each cluster and walk */
 };
 
 enum bench_weights { BENCH_WEIGHTS_GATE_UP, BENCH_WEIGHTS_UP_GATE, BENCH_WEIGHTS_SEPARATE };
@@ -24,7 +24,7 @@ enum bench_clock {
 struct bench_ops_settings {
     const char *device, *shapes, *rows, *cublaslt, *output;
     struct option_integer op, plans, weights, clock, num_pairs, group_m;
-    struct option_real replay_ms, energy_ms;
+    struct option_real replay_ms, energy_ms, near;
     bool numerics, no_overlap;
 };
 

@@ -6,8 +6,8 @@ import unittest
 
 from support import TestCase, run
 
-OPTIONS = {"device", "op", "shapes", "m", "plans", "weights", "numerics", "pairs", "replay-ms",
-           "clock", "energy-ms", "group-m", "no-overlap", "cublaslt", "output", "help"}
+OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "weights", "numerics", "pairs",
+           "replay-ms", "clock", "energy-ms", "group-m", "no-overlap", "cublaslt", "output", "help"}
 
 
 class BenchOps(TestCase):

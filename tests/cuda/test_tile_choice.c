@@ -227,6 +227,78 @@ static void test_cost_counts_waves(void **state)
     assert_true(tile_cost_us(&h200, &more, &plan) > 1.2 * tile_cost_us(&h200, &full, &plan));
 }
 
+/* Catches a measured choice that is not taken, or is taken for another machine, form, shape or
+ * number of tiles, or though it is not legal. */
+static void test_measured_choice(void **state)
+{
+    (void)state;
+    int32_t kernel_idx = find_kernel(TILE_FORM_PAIR, TILE_SCHEDULE_cooperative);
+    const struct kernel_variant *kernel = kernel_table_at(kernel_idx);
+    struct tile_measurement row = {.num_sms = 132,
+                                   .problem = {TILE_FORM_PAIR, 1024, 18944, 3584},
+                                   .schedule = kernel->schedule,
+                                   .block_m = kernel->block_m,
+                                   .block_n = kernel->block_n,
+                                   .cluster_m = 1,
+                                   .cluster_n = 2,
+                                   .group_m = 3};
+    int32_t end = kernel_table_count();
+    struct tile_plan by_model, plan;
+    assert_int_equal(tile_choose(&h200, &row.problem, 0, end, &by_model, NULL), IMBREX_STATUS_OK);
+    assert_int_not_equal(by_model.kernel_idx, kernel_idx);
+
+    static const int32_t taken[] = {1024, 1000, 961}, not_taken[] = {1025, 960, 512};
+    struct tile_problem problem = row.problem;
+    for (size_t i = 0; i < 3; i++) {
+        problem.m = taken[i];
+        assert_int_equal(tile_choose_measured(&h200, &problem, &row, 1, 0, end, &plan, NULL),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(plan.kernel_idx, kernel_idx);
+        assert_int_equal(plan.cluster_n, 2);
+        assert_int_equal(plan.group_m, 3);
+        problem.m = not_taken[i];
+        assert_int_equal(tile_choose_measured(&h200, &problem, &row, 1, 0, end, &plan, NULL),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(plan.group_m,
+                         1024 / kernel_table_at(plan.kernel_idx)->block_m / plan.cluster_m);
+    }
+
+    struct tile_measurement others[] = {row, row, row, row, row, row};
+    others[0].num_sms = 114;
+    others[1].problem.form = TILE_FORM_SPLIT;
+    others[2].problem.columns += 8;
+    others[3].problem.k += 8;
+    others[4].block_n = 8;
+    others[5].num_tiles_n = 7;
+    assert_int_equal(tile_choose_measured(&h200, &row.problem, others, 6, 0, end, &plan, NULL),
+                     IMBREX_STATUS_OK);
+    assert_memory_equal(&plan, &by_model, sizeof(plan));
+}
+
+/* Catches a row of the library's table that no kernel answers to, so that it is silently without
+ * effect. */
+static void test_measured_table(void **state)
+{
+    (void)state;
+    size_t num_rows = 0;
+    const struct tile_measurement *table = tile_measured_table(&num_rows);
+    for (size_t i = 0; i < num_rows; i++) {
+        struct tile_machine machine = {.num_sms = table[i].num_sms, .max_shared_bytes = 232448};
+        struct tile_plan plan;
+        assert_int_equal(tile_choose_measured(&machine, &table[i].problem, &table[i], 1, 0,
+                                              kernel_table_count(), &plan, NULL),
+                         IMBREX_STATUS_OK);
+        const struct kernel_variant *kernel = kernel_table_at(plan.kernel_idx);
+        assert_int_equal(kernel->schedule, table[i].schedule);
+        assert_int_equal(kernel->block_m, table[i].block_m);
+        assert_int_equal(kernel->block_n, table[i].block_n);
+        assert_int_equal(plan.cluster_m, table[i].cluster_m);
+        assert_int_equal(plan.cluster_n, table[i].cluster_n);
+        assert_int_equal(plan.group_m, table[i].group_m);
+        assert_int_equal(plan.num_tiles_n, table[i].num_tiles_n);
+    }
+}
+
 /* Catches a failure without its reason, and a plan that is written on failure. */
 static void test_no_choice(void **state)
 {
@@ -251,6 +323,8 @@ int run_tile_choice_tests(void)
         cmocka_unit_test(test_choice_is_legal),
         cmocka_unit_test(test_choice_is_the_cheapest),
         cmocka_unit_test(test_cost_counts_waves),
+        cmocka_unit_test(test_measured_choice),
+        cmocka_unit_test(test_measured_table),
         cmocka_unit_test(test_no_choice),
     };
     return cmocka_run_group_tests_name("tile_choice", tests, NULL, NULL);

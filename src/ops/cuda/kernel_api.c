@@ -116,12 +116,15 @@ enum imbrex_status imbrex_kernel_choose(const struct imbrex_device *device,
 
     TRY(kernel_shape_problem(shape, &problem, err));
     kernel_table_range(shape->op, &begin, &end);
-    int32_t first = begin;
-    if (variant_idx != IMBREX_KERNEL_ANY_VARIANT) {
-        TRY(find_variant(shape->op, variant_idx, &first, err));
-        end = first + 1;
+    if (variant_idx == IMBREX_KERNEL_ANY_VARIANT) {
+        size_t num_rows;
+        const struct tile_measurement *table = tile_measured_table(&num_rows);
+        TRY(tile_choose_measured(&machine, &problem, table, num_rows, begin, end, &tile, err));
+    } else {
+        int32_t kernel_idx = 0;
+        TRY(find_variant(shape->op, variant_idx, &kernel_idx, err));
+        TRY(tile_choose(&machine, &problem, kernel_idx, kernel_idx + 1, &tile, err));
     }
-    TRY(tile_choose(&machine, &problem, first, end, &tile, err));
     *plan = (struct imbrex_kernel_plan){
         .variant_idx = tile.kernel_idx - begin,
         .cluster_m = tile.cluster_m,

@@ -4,6 +4,7 @@
 #ifndef IMBREX_OPS_CUDA_TILE_CHOICE_H
 #define IMBREX_OPS_CUDA_TILE_CHOICE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -76,5 +77,27 @@ double tile_cost_us(const struct tile_machine *machine, const struct tile_proble
 enum imbrex_status tile_choose(const struct tile_machine *machine,
                                const struct tile_problem *problem, int32_t begin, int32_t end,
                                struct tile_plan *plan, struct imbrex_error *err);
+
+/* A choice that was measured: one row of a table like tile_measured.h. */
+struct tile_measurement {
+    int32_t num_sms;
+    struct tile_problem problem;
+    enum tile_schedule schedule;
+    int32_t block_m, block_n;
+    int32_t cluster_m, cluster_n, group_m, num_tiles_n;
+};
+
+/* Rows of M up to this many fewer than a measured one have its tiles, so they take its plan. */
+#define TILE_MEASURED_ROWS 64
+
+/* The plan that was measured to be the fastest for the problem on such a machine; where none was,
+ * or the kernels [begin, end) have it no longer, that of tile_choose. */
+enum imbrex_status tile_choose_measured(const struct tile_machine *machine,
+                                        const struct tile_problem *problem,
+                                        const struct tile_measurement *table, size_t num_rows,
+                                        int32_t begin, int32_t end, struct tile_plan *plan,
+                                        struct imbrex_error *err);
+/* The library's own table, *num_rows of it. */
+const struct tile_measurement *tile_measured_table(size_t *num_rows);
 
 #endif

@@ -56,7 +56,8 @@ struct gemm_tile_params {
     int32_t cluster_m;
     int32_t cluster_n;
     int32_t weights_settled; /* 1: no running grid writes B, so it is read early */
-    int32_t reserved[2];
+    int32_t num_early;       /* k-blocks of the first weights that then are asked for ahead of A */
+    int32_t reserved;
 };
 
 /* Launch rule. Threads: GEMM_TILE_THREADS. Cluster: (cluster_m * cluster_n, 1, 1), each 1, 2 or 4,

@@ -144,7 +144,7 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
     /* Weights need not wait for the previous grid to end. */
     if (p.weights_settled != 0 && first_block < num_blocks) {
         const tile_position tile = tile_at<BLOCK_N>(p, first_block, rank_m, rank_n);
-        const int early = min(NUM_STAGES, p.num_k_blocks);
+        const int early = min(min(NUM_STAGES, p.num_early), p.num_k_blocks);
 #pragma unroll 1
         for (; k_block < early; k_block++) {
             const uint32_t barrier = stages + FULL + 8 * k_block;
