@@ -53,6 +53,10 @@ C_OPTIONS = -std=c17 -D_GNU_SOURCE $(WARNINGS) $(WERROR) -fPIC -fvisibility=hidd
     -ffp-contract=off -Iinclude -Isrc -DIMBREX_HAS_ZSTD=$(if $(HAS_ZSTD),1,0) \
     $(CPPFLAGS) $(CFLAGS) $(SANITIZE)
 AVX2_OPTIONS := -mavx2 -mfma -mf16c
+AVX512_OPTIONS := $(AVX2_OPTIONS) -mavx512f -mavx512bw -mavx512dq -mavx512vl
+VNNI_OPTIONS := $(AVX512_OPTIONS) -mavx512vnni
+BF16_OPTIONS := $(VNNI_OPTIONS) -mavx512bf16
+AMX_OPTIONS := $(VNNI_OPTIONS) -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
 C_OPTIONS += -DIMBREX_CUDA=$(CUDA)
 ifeq ($(CUDA),1)
 C_OPTIONS += $(if $(filter-out /usr/include,$(CUDA_INCLUDE)),-isystem $(CUDA_INCLUDE)) \
@@ -89,9 +93,14 @@ endif
 LIB_SOURCES := $(wildcard src/base/*.c src/base/*.S src/ops/*.c src/ops/ref/*.c src/ops/cpu/*.c \
     src/jinja/*.c src/model/*.c src/kv/*.c src/engine/*.c src/sim/*.c)
 ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
-LIB_SOURCES := $(filter-out %_avx2.c,$(LIB_SOURCES))
+LIB_SOURCES := $(filter-out %_avx2.c %_avx512.c %_vnni.c %_bf16.c %_amx.c,$(LIB_SOURCES))
 endif
 CLI_SOURCES := $(wildcard src/cli/*.c)
+# imbrex bench measures ops that the public API does not have: linked with the library's objects.
+BENCH_CPU_SOURCES := $(wildcard bench/cpu/*.c)
+ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
+BENCH_CPU_SOURCES := $(filter-out %_avx2.c,$(BENCH_CPU_SOURCES))
+endif
 KERNEL_SOURCES :=
 BENCH_KERNEL_SOURCES :=
 ifeq ($(CUDA),1)
@@ -111,6 +120,7 @@ LIB_OBJECTS := $(call objects,$(LIB_SOURCES))
 # What only tests link.
 TEST_LIB_OBJECTS := $(LIB_OBJECTS) $(call objects,$(wildcard src/ops/fake/*.c))
 CLI_OBJECTS := $(call objects,$(CLI_SOURCES))
+BENCH_CPU_OBJECTS := $(call objects,$(BENCH_CPU_SOURCES))
 
 UNIT_SOURCES := $(wildcard tests/test_main.c tests/base/*.c tests/jinja/*.c tests/model/*.c \
     tests/kv/*.c tests/engine/*.c tests/sim/*.c tests/ops/test_*.c \
@@ -198,6 +208,21 @@ COMPILE = $(CC) $(C_OPTIONS) -MMD -MP -c $< -o $@
 $(OBJ)/%_avx2.o: %_avx2.c $(OPTIONS_FILE)
 	$(call QUIET,cc) $(COMPILE) $(AVX2_OPTIONS)
 
+$(OBJ)/%_avx512.o: %_avx512.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) $(AVX512_OPTIONS)
+
+$(OBJ)/%_vnni.o: %_vnni.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) $(VNNI_OPTIONS)
+
+$(OBJ)/%_bf16.o: %_bf16.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) $(BF16_OPTIONS)
+
+$(OBJ)/%_amx.o: %_amx.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) $(AMX_OPTIONS)
+
+$(OBJ)/bench/cpu/%_avx2.o: bench/cpu/%_avx2.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) -I. $(AVX2_OPTIONS)
+
 $(OBJ)/bench/%.o: bench/%.c $(OPTIONS_FILE)
 	$(call QUIET,cc) $(COMPILE) -I.
 
@@ -269,7 +294,11 @@ $(BUILD)/libimbrex.so: $(LIB_OBJECTS)
 	    -Wl,-rpath,'$$ORIGIN' $(LINK_OPTIONS) $^ -o $@ $(SHARED_LIBS)
 	@ln -sf libimbrex.so $(BUILD)/$(SONAME)
 
-$(BUILD)/imbrex: $(CLI_OBJECTS) $(LIB)
+# The same library with bench/cpu inside, of which the program sees what is marked IMBREX_API.
+$(OBJ)/imbrex-bench.o: $(LIB_OBJECTS) $(BENCH_CPU_OBJECTS)
+	$(call QUIET,link) $(LD) -r $^ -o $@ && $(OBJCOPY) --localize-hidden $@
+
+$(BUILD)/imbrex: $(CLI_OBJECTS) $(OBJ)/imbrex-bench.o
 	$(call QUIET,link) $(CC) $(LINK_OPTIONS) $^ -o $@ $(STATIC_LIBS)
 
 # ---- tests ------------------------------------------------------------------------------------

@@ -314,9 +314,15 @@ struct imbrex_engine;
 
 /* CPU instruction sets that the kernels may use, as bits of imbrex_engine_options.cpu_features. */
 enum imbrex_cpu_features {
-    IMBREX_CPU_AVX2 = 1 << 0, /* AVX2, FMA and F16C */
+    IMBREX_CPU_AVX2 = 1 << 0,        /* AVX2, FMA and F16C */
+    IMBREX_CPU_AVX512 = 1 << 1,      /* AVX-512 F, BW, DQ and VL; with AVX2 */
+    IMBREX_CPU_AVX512_VNNI = 1 << 2, /* with AVX512 */
+    IMBREX_CPU_AMX_INT8 = 1 << 3,    /* with AVX512_VNNI */
+    /* These round activations to bf16 where weights are bf16; used only when asked for. */
+    IMBREX_CPU_AMX_BF16 = 1 << 16,    /* with AMX_INT8 */
+    IMBREX_CPU_AVX512_BF16 = 1 << 17, /* with AVX512_VNNI */
 };
-#define IMBREX_CPU_ALL 0xffffffffu /* whatever the machine has */
+#define IMBREX_CPU_ALL 0xffffu /* whatever the machine has that keeps activations in fp32 */
 
 /* Called around the parts of an engine's step, nested, on the thread that runs it: what NVTX and
  * other tracers want. name is static ("step", "schedule", "forward", "sample", "events"). */

@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define HUGE_PAGES_MIN_BYTES ((size_t)16 << 20)
+
 enum imbrex_status memory_region_map(const char *what, size_t num_bytes,
                                      struct memory_region *region, struct imbrex_error *err)
 {
@@ -25,6 +27,10 @@ enum imbrex_status memory_region_map(const char *what, size_t num_bytes,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
         return error_out_of_memory(err, what, num_bytes);
+    }
+    if (rounded_bytes >= HUGE_PAGES_MIN_BYTES) {
+        /* A wish only. Decode walks through the whole cache, at a place of many pages in each. */
+        (void)madvise(base, rounded_bytes, MADV_HUGEPAGE);
     }
     *region = (struct memory_region){.base = base, .num_bytes = rounded_bytes};
     return IMBREX_STATUS_OK;

@@ -129,7 +129,8 @@ enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
     struct executor_plan sizes;
     TRY(executor_plan(model, &executor_options, &sizes, err));
     planned.kv_bytes = sizes.kv_bytes;
-    planned.activation_bytes = sizes.activation_bytes;
+    planned.activation_bytes =
+        sizes.activation_bytes + ops_thread_scratch_bytes(planned.num_threads);
     planned.batch_bytes = sizes.batch_bytes;
     *plan = planned;
     return IMBREX_STATUS_OK;

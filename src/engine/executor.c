@@ -75,7 +75,9 @@ static void take_activations(struct arena *arena, const struct imbrex_model *mod
         arena, (size_t)max_tokens + (size_t)options->limits.max_history, sizeof(int32_t));
     executor->sample_scratch =
         arena_take(arena, 1, sample_scratch_bytes(config->vocab_size, options->num_threads));
-    size_t token_bytes = ops_scratch_token_bytes(model->weights.max_quantized_columns);
+    size_t token_bytes =
+        ops_scratch_token_bytes(model->weights.max_quantized_columns) +
+        ops_bf16_token_bytes(options->cpu_features, model->weights.max_bf16_columns);
     if (token_bytes > 0) {
         executor->ops_scratch = arena_take(arena, (size_t)max_tokens, token_bytes);
         executor->ops_scratch_bytes = (size_t)max_tokens * token_bytes;

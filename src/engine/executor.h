@@ -77,7 +77,7 @@ enum imbrex_status executor_submit(struct executor *executor, const struct step_
  * collect that one before submitting the next. */
 enum imbrex_status executor_collect(struct executor *executor, struct executor_results *results);
 
-/* "avx2", "ref"; static storage. */
+/* See ops_kernels_name. Static storage. */
 const char *executor_kernels_name(const struct executor *executor);
 
 #endif

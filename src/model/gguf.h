@@ -86,6 +86,9 @@ enum imbrex_status gguf_parse(const char *path, const unsigned char *bytes, size
 /* Safe on a zeroed struct. */
 void gguf_release(struct gguf *gguf);
 
+/* tokenizer.ggml.model of a model that takes and gives token ids only. */
+#define GGUF_NO_TOKENIZER "no_vocab"
+
 /* NULL if there is none. */
 const struct gguf_value *gguf_find(const struct gguf *gguf, const char *key);
 const struct gguf_tensor *gguf_find_tensor(const struct gguf *gguf, const char *name);

@@ -207,6 +207,10 @@ static enum imbrex_status put_tokenizer(const struct metadata_export *export)
             tokenizer_export_gguf(path, model->config.vocab_size, export->writer, export->err);
         free(path);
         TRY(status);
+    } else {
+        /* llama.cpp opens no file without the key. */
+        TRY(gguf_writer_put_string(export->writer, "tokenizer.ggml.model", GGUF_NO_TOKENIZER,
+                                   export->err));
     }
     TRY(put_end_tokens(export));
     if (model->chat_template != NULL) {

@@ -131,6 +131,19 @@ static enum imbrex_status open_folder(struct imbrex_model *model, struct imbrex_
 
 /* ---- other kinds ----------------------------------------------------------------------------- */
 
+/* Without the key, or where its value says so, as in files for benchmarks. */
+static bool has_tokenizer(const struct gguf *gguf)
+{
+    static const char *const absent[] = {GGUF_NO_TOKENIZER, "none"};
+    const struct gguf_value *kind = gguf_find(gguf, "tokenizer.ggml.model");
+    bool is_absent = kind == NULL;
+    for (size_t i = 0; i < 2 && kind != NULL && kind->type == GGUF_TYPE_STRING; i++) {
+        is_absent |= kind->strings[0].num_bytes == strlen(absent[i]) &&
+                     memcmp(kind->strings[0].bytes, absent[i], strlen(absent[i])) == 0;
+    }
+    return !is_absent;
+}
+
 static enum imbrex_status open_gguf(struct imbrex_model *model, struct imbrex_error *err)
 {
     const struct gguf *gguf = &model->checkpoint.gguf;
@@ -138,7 +151,7 @@ static enum imbrex_status open_gguf(struct imbrex_model *model, struct imbrex_er
     TRY(checkpoint_open_gguf(model->path, &model->checkpoint, err));
     TRY(gguf_read_config(gguf, &model->config, err));
     TRY(weights_bind(&model->checkpoint, &model->config, model->path, &model->weights, err));
-    if (gguf_find(gguf, "tokenizer.ggml.model") != NULL) {
+    if (has_tokenizer(gguf)) {
         TRY(tokenizer_from_gguf(gguf, &model->tokenizer, err));
     } else {
         log_write(&model->log, IMBREX_LOG_LEVEL_WARNING,

@@ -116,6 +116,9 @@ static enum imbrex_status bind_matrix(struct binder *binder, const char *name, i
     if (dtype_is_quantized(tensor->dtype) && columns > binder->weights->max_quantized_columns) {
         binder->weights->max_quantized_columns = columns;
     }
+    if (tensor->dtype == DTYPE_BF16 && columns > binder->weights->max_bf16_columns) {
+        binder->weights->max_bf16_columns = columns;
+    }
     count(binder, tensor);
     *view = (struct weight_view){tensor->elements, tensor->dtype};
     return IMBREX_STATUS_OK;

@@ -35,6 +35,7 @@ struct weights {
     int64_t num_parameters;        /* elements of the tensors in use, a tied matrix counted once */
     size_t num_bytes;              /* of those tensors, as stored */
     int64_t max_quantized_columns; /* of the matrices in quantised dtypes; 0: there are none */
+    int64_t max_bf16_columns;      /* likewise */
     float *converted;              /* [num_converted] the fp32 copies */
     size_t num_converted;
 };

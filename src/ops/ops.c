@@ -3,10 +3,13 @@
 #include "ops/ops.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "base/memory.h"
 #include "base/thread_pool.h"
+#include "ops/cpu/attention_split.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "ops/ops_loop.h"
 
@@ -15,24 +18,52 @@
 /* Enough pieces that threads which finish early find more, few enough that each reads long runs of
  * memory. */
 #define PIECES_PER_THREAD 4
+/* With few rows a piece begins slowly, until the first weights have come from memory, and this is
+ * what makes up for it. o_proj of Qwen2.5-0.5B, 1.6 MB, one row, two threads of an EPYC 9004: 54 us
+ * in four pieces, 60 us in eight. */
+#define MIN_PIECE_BYTES (384 * 1024)
+#define FEW_ROWS 8
 /* Columns of a piece of a linear op come in multiples of the widest tile. */
-#define COLUMN_UNIT 8
+#define COLUMN_UNIT 16
 
-/* Of bringing one activation into blocks, for grain_for. */
+/* Of bringing one activation into blocks or groups, for grain_for. */
 #define QUANTIZE_FLOPS 8.0
+#define PACK_BF16_FLOPS 2.0
 
 struct ops {
     struct thread_pool *pool;
     struct cpu_kernels kernels;
     unsigned char *scratch; /* the caller's: activations in blocks, row by row, form by form */
     size_t scratch_bytes;
+    struct memory_region thread_scratch; /* [num_threads] x CPU_SCRATCH_BYTES */
 };
+
+size_t ops_thread_scratch_bytes(int32_t num_threads)
+{
+    return (size_t)num_threads * CPU_SCRATCH_BYTES;
+}
 
 size_t ops_scratch_token_bytes(int64_t max_in_features)
 {
     /* A row may be needed in both forms: q_proj Q4_K and v_proj Q8_0, say. */
     return quant_activation_row_bytes(ACTIVATION_FORM_Q8, max_in_features / 32 * 32) +
            quant_activation_row_bytes(ACTIVATION_FORM_Q8_K, max_in_features / 256 * 256);
+}
+
+/* Of a row of bf16_groups. */
+static size_t bf16_row_bytes(int64_t in_features)
+{
+    return (size_t)(in_features + BF16_TILE_FEATURES - 1) / BF16_TILE_FEATURES *
+           BF16_TILE_FEATURES * sizeof(uint16_t);
+}
+
+size_t ops_bf16_token_bytes(uint32_t cpu_features, int64_t max_in_features)
+{
+    struct cpu_kernels kernels;
+    cpu_kernels_select(cpu_features, &kernels);
+    /* The groups begin at the next multiple of 64 bytes. */
+    return kernels.pack_bf16 == NULL || max_in_features == 0 ? 0
+                                                             : bf16_row_bytes(max_in_features) + 64;
 }
 
 enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, void *scratch,
@@ -44,8 +75,13 @@ enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, void *
         return error_out_of_memory(err, "ops", sizeof(*created));
     }
     enum imbrex_status status = thread_pool_create(num_threads, &created->pool, err);
+    if (status == IMBREX_STATUS_OK) {
+        status =
+            memory_region_map("scratch memory of the threads",
+                              ops_thread_scratch_bytes(num_threads), &created->thread_scratch, err);
+    }
     if (status != IMBREX_STATUS_OK) {
-        free(created);
+        ops_destroy(created);
         return status;
     }
     cpu_kernels_select(cpu_features, &created->kernels);
@@ -61,6 +97,7 @@ void ops_destroy(struct ops *ops)
         return;
     }
     thread_pool_destroy(ops->pool);
+    memory_region_unmap(&ops->thread_scratch);
     free(ops);
 }
 
@@ -81,10 +118,16 @@ const char *ops_kernels_name_for(uint32_t cpu_features)
     return kernels.name;
 }
 
-/* Items of a piece: a multiple of `unit`, or all of them if the loop is not worth sharing. */
-static int64_t grain_for(const struct ops *ops, int64_t count, double item_flops, int64_t unit)
+/* Items of a piece: a multiple of `unit`, or all of them if the loop is not worth sharing. It reads
+ * at least MIN_PIECE_BYTES if each item reads item_bytes and there are threads enough. */
+static int64_t grain_for(const struct ops *ops, int64_t count, double item_flops, int64_t unit,
+                         double item_bytes)
 {
     int64_t num_pieces = (int64_t)ops_num_threads(ops) * PIECES_PER_THREAD;
+    while (item_bytes > 0.0 && num_pieces > ops_num_threads(ops) &&
+           (double)count * item_bytes < (double)num_pieces * MIN_PIECE_BYTES) {
+        num_pieces /= 2;
+    }
     if ((double)count * item_flops < INLINE_FLOPS) {
         return count;
     }
@@ -97,9 +140,12 @@ static int64_t grain_for(const struct ops *ops, int64_t count, double item_flops
 /* What a piece needs to find its kernel: passed through the pool's `arg`. */
 struct loop {
     const struct cpu_kernels *kernels;
+    unsigned char *thread_scratch;
     const void *params;
     int32_t num_linears;                 /* linear only */
     const struct quant_rows *quant_rows; /* linear, gemm_swiglu and what quantises for them */
+    const struct attention_parts *parts; /* attention in splits only */
+    double item_bytes;                   /* of weights, if they decide how long the loop takes */
 };
 
 static void run_loop(struct ops *ops, thread_pool_fn *piece, struct loop loop, int64_t count,
@@ -109,7 +155,9 @@ static void run_loop(struct ops *ops, thread_pool_fn *piece, struct loop loop, i
         return;
     }
     loop.kernels = &ops->kernels;
-    thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, unit), piece, &loop);
+    loop.thread_scratch = ops->thread_scratch.base;
+    thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, unit, loop.item_bytes),
+                    piece, &loop);
 }
 
 const struct cpu_kernels *ops_kernels(const struct ops *ops)
@@ -120,7 +168,7 @@ const struct cpu_kernels *ops_kernels(const struct ops *ops)
 void ops_run_loop(struct ops *ops, thread_pool_fn *fn, void *arg, int64_t count, double item_flops)
 {
     if (count > 0) {
-        thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, 1), fn, arg);
+        thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, 1, 0.0), fn, arg);
     }
 }
 
@@ -134,13 +182,44 @@ void ops_run_loop(struct ops *ops, thread_pool_fn *fn, void *arg, int64_t count,
 DEFINE_PIECE(embedding)
 DEFINE_PIECE(rmsnorm)
 DEFINE_PIECE(rope_kv)
-DEFINE_PIECE(attention)
+
+static struct cpu_work work_of(const struct loop *loop, int32_t thread_idx)
+{
+    return (struct cpu_work){.quant_rows = loop->quant_rows,
+                             .scratch =
+                                 loop->thread_scratch + (int64_t)thread_idx * CPU_SCRATCH_BYTES};
+}
+
+static void attention_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
+{
+    const struct loop *loop = arg;
+    const struct attention_params *params = loop->params;
+    int64_t count = (int64_t)params->num_tokens * params->kv.num_kv_heads;
+    struct cpu_work work = work_of(loop, thread_idx);
+    /* Last tokens first: they see the most keys, and short pieces at the end even out the
+     * threads. */
+    loop->kernels->attention(params, &work, count - end, count - begin);
+}
+
+static void attention_split_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
+{
+    const struct loop *loop = arg;
+    struct cpu_work work = work_of(loop, thread_idx);
+    loop->kernels->attention_split(loop->params, loop->parts, &work, begin, end);
+}
+
+static void attention_merge_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
+{
+    const struct loop *loop = arg;
+    struct cpu_work work = work_of(loop, thread_idx);
+    loop->kernels->attention_merge(loop->params, loop->parts, &work, begin, end);
+}
 
 static void gemm_swiglu_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
 {
     const struct loop *loop = arg;
-    (void)thread_idx;
-    loop->kernels->gemm_swiglu(loop->params, loop->quant_rows, begin, end);
+    struct cpu_work work = work_of(loop, thread_idx);
+    loop->kernels->gemm_swiglu(loop->params, &work, begin, end);
 }
 
 /* The columns of all linears stand in one row: [0, out of the first), then the second's, ... */
@@ -148,14 +227,14 @@ static void linear_piece(void *arg, int64_t begin, int64_t end, int32_t thread_i
 {
     const struct loop *loop = arg;
     const struct linear_params *params = loop->params;
-    (void)thread_idx;
+    struct cpu_work work = work_of(loop, thread_idx);
     int64_t first_col = 0;
     for (int32_t linear_idx = 0; linear_idx < loop->num_linears && first_col < end; linear_idx++) {
         int64_t end_col = first_col + params[linear_idx].out_features;
         int64_t piece_begin = begin > first_col ? begin : first_col;
         int64_t piece_end = end < end_col ? end : end_col;
         if (piece_begin < piece_end) {
-            loop->kernels->linear(&params[linear_idx], loop->quant_rows, piece_begin - first_col,
+            loop->kernels->linear(&params[linear_idx], &work, piece_begin - first_col,
                                   piece_end - first_col);
         }
         first_col = end_col;
@@ -167,7 +246,31 @@ struct quantize_params {
     int64_t a_stride;
     int32_t num_tokens, in_features;
     bool forms[ACTIVATION_FORM_COUNT]; /* wanted */
+    bool bf16;                         /* bf16_groups wanted */
 };
+
+/* What weights of a dtype want. */
+static void want_form(const struct ops *ops, enum dtype dtype, struct quantize_params *params)
+{
+    params->forms[quant_activation_form(dtype)] = true;
+    params->bf16 |= dtype == DTYPE_BF16 && ops->kernels.pack_bf16 != NULL;
+}
+
+/* Whole groups, but the last one. */
+static void pack_bf16_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
+{
+    const struct loop *loop = arg;
+    const struct quantize_params *params = loop->params;
+    size_t row_bytes = bf16_row_bytes(params->in_features);
+    (void)thread_idx;
+    for (int64_t token = begin; token < end; token += BF16_GROUP_TOKENS) {
+        int64_t num_left = end - token;
+        loop->kernels->pack_bf16(
+            params->a + token * params->a_stride, params->a_stride,
+            num_left < BF16_GROUP_TOKENS ? (int32_t)num_left : BF16_GROUP_TOKENS,
+            params->in_features, loop->quant_rows->bf16_groups + token * (int64_t)row_bytes);
+    }
+}
 
 static void quantize_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
 {
@@ -177,7 +280,7 @@ static void quantize_piece(void *arg, int64_t begin, int64_t end, int32_t thread
     (void)thread_idx;
     for (int form = 0; form < ACTIVATION_FORM_COUNT; form++) {
         for (int64_t token = begin; token < end && quant_rows->rows[form] != NULL; token++) {
-            quant_quantize_activations(
+            loop->kernels->quantize(
                 (enum activation_form)form, params->a + token * params->a_stride,
                 quant_rows->rows[form] + token * (int64_t)quant_rows->row_bytes[form],
                 params->in_features);
@@ -185,7 +288,7 @@ static void quantize_piece(void *arg, int64_t begin, int64_t end, int32_t thread
     }
 }
 
-/* Brings all rows into the forms wanted; does nothing if that is PLAIN alone. */
+/* Brings all rows into the forms wanted; does nothing if these are fp32 alone. */
 static void quantize_rows(struct ops *ops, const struct quantize_params *params,
                           struct quant_rows *quant_rows)
 {
@@ -201,11 +304,18 @@ static void quantize_rows(struct ops *ops, const struct quantize_params *params,
             num_used += row_bytes * (size_t)params->num_tokens;
         }
     }
-    assert(num_used <= ops->scratch_bytes);
     if (num_used > 0) {
         run_loop(ops, quantize_piece, (struct loop){.params = params, .quant_rows = quant_rows},
                  params->num_tokens, QUANTIZE_FLOPS * params->in_features, 1);
     }
+    if (params->bf16) {
+        num_used += (uintptr_t)(-(uintptr_t)(ops->scratch + num_used) % 64);
+        quant_rows->bf16_groups = ops->scratch + num_used;
+        num_used += bf16_row_bytes(params->in_features) * (size_t)params->num_tokens;
+        run_loop(ops, pack_bf16_piece, (struct loop){.params = params, .quant_rows = quant_rows},
+                 params->num_tokens, PACK_BF16_FLOPS * params->in_features, BF16_GROUP_TOKENS);
+    }
+    assert(num_used <= ops->scratch_bytes);
 }
 
 /* What the asserts below ask. */
@@ -242,7 +352,7 @@ void ops_rmsnorm(struct ops *ops, const struct rmsnorm_params *params)
 void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num_linears)
 {
     int64_t num_cols = 0;
-    double flops = 0.0;
+    double flops = 0.0, weight_bytes = 0.0;
     struct quantize_params quantize = {.a = NULL};
     struct quant_rows quant_rows;
     for (int32_t linear_idx = 0; linear_idx < num_linears; linear_idx++) {
@@ -252,7 +362,10 @@ void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num
         assert(linear->out_features == 0 || view_is_valid(linear->weight));
         num_cols += linear->out_features;
         flops += 2.0 * linear->num_tokens * linear->in_features * linear->out_features;
-        if (linear->out_features > 0 && dtype_is_quantized(linear->weight.dtype)) {
+        weight_bytes += (double)linear->out_features *
+                        (double)dtype_row_bytes(linear->weight.dtype, linear->in_features);
+        bool is_bf16 = linear->weight.dtype == DTYPE_BF16 && ops->kernels.pack_bf16 != NULL;
+        if (linear->out_features > 0 && (is_bf16 || dtype_is_quantized(linear->weight.dtype))) {
             assert(quantize.a == NULL ||
                    (quantize.a == linear->a && quantize.a_stride == linear->a_stride &&
                     quantize.in_features == linear->in_features));
@@ -260,15 +373,19 @@ void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num
             quantize.a_stride = linear->a_stride;
             quantize.num_tokens = linear->num_tokens;
             quantize.in_features = linear->in_features;
-            quantize.forms[quant_activation_form(linear->weight.dtype)] = true;
+            want_form(ops, linear->weight.dtype, &quantize);
         }
     }
     if (num_cols == 0 || params[0].num_tokens == 0) {
         return;
     }
     quantize_rows(ops, &quantize, &quant_rows);
+    bool are_few = params[0].num_tokens <= FEW_ROWS;
     run_loop(ops, linear_piece,
-             (struct loop){.params = params, .num_linears = num_linears, .quant_rows = &quant_rows},
+             (struct loop){.params = params,
+                           .num_linears = num_linears,
+                           .quant_rows = &quant_rows,
+                           .item_bytes = are_few ? weight_bytes / (double)num_cols : 0.0},
              num_cols, flops / (double)num_cols, COLUMN_UNIT);
 }
 
@@ -279,6 +396,28 @@ void ops_rope_kv(struct ops *ops, const struct rope_kv_params *params)
     double width = (double)(params->num_heads + 2 * params->kv.num_kv_heads) * params->kv.head_dim;
     run_loop(ops, rope_kv_piece, (struct loop){.params = params}, params->num_tokens, 3.0 * width,
              1);
+}
+
+/* Whether the longest rows would keep a thread busy while others have nothing left to do. */
+static bool attention_is_uneven(const struct ops *ops, const struct attention_params *params,
+                                double num_keys)
+{
+    double longest = 0.0;
+    for (int32_t token = 0; token < params->num_tokens; token++) {
+        longest = fmax(longest,
+                       params->positions[token] + 1.0 - (double)attention_first_key(params, token));
+    }
+    return longest * ops_num_threads(ops) * 2.0 > num_keys * params->kv.num_kv_heads;
+}
+
+/* Two loops, the second over what the first has left in scratch memory. */
+static void run_attention_parts(struct ops *ops, const struct attention_params *params,
+                                const struct attention_parts *parts, double flops)
+{
+    struct loop loop = {.params = params, .parts = parts};
+    run_loop(ops, attention_split_piece, loop, parts->count, flops / (double)parts->count, 1);
+    run_loop(ops, attention_merge_piece, loop, (int64_t)params->num_tokens * params->num_heads,
+             (double)parts->max_splits * params->kv.head_dim, 1);
 }
 
 void ops_attention(struct ops *ops, const struct attention_params *params)
@@ -296,10 +435,18 @@ void ops_attention(struct ops *ops, const struct attention_params *params)
                params->positions[token] / kv->block_size < params->max_blocks);
         num_keys += params->positions[token] + 1.0 - (double)attention_first_key(params, token);
     }
-    double key_flops = 4.0 * params->num_heads / kv->num_kv_heads * kv->head_dim;
-    run_loop(ops, attention_piece, (struct loop){.params = params},
-             (int64_t)params->num_tokens * kv->num_kv_heads,
-             num_keys / params->num_tokens * key_flops, 1);
+    double flops = 4.0 * params->num_heads * kv->head_dim * num_keys;
+    struct attention_parts parts;
+    if (ops->kernels.attention_split != NULL && ops_num_threads(ops) > 1 &&
+        attention_is_uneven(ops, params, num_keys) &&
+        attention_parts_plan(params, ops->thread_scratch.base, ops_num_threads(ops), &parts) &&
+        parts.max_splits > 1) {
+        run_attention_parts(ops, params, &parts, flops);
+        return;
+    }
+    int64_t count = (int64_t)params->num_tokens * kv->num_kv_heads;
+    run_loop(ops, attention_piece, (struct loop){.params = params}, count, flops / (double)count,
+             1);
 }
 
 void ops_gemm_swiglu(struct ops *ops, const struct gemm_swiglu_params *params)
@@ -314,10 +461,15 @@ void ops_gemm_swiglu(struct ops *ops, const struct gemm_swiglu_params *params)
                                        .num_tokens = params->num_tokens,
                                        .in_features = params->hidden_size};
     struct quant_rows quant_rows;
-    quantize.forms[quant_activation_form(params->gate.dtype)] = true;
-    quantize.forms[quant_activation_form(params->up.dtype)] = true;
+    want_form(ops, params->gate.dtype, &quantize);
+    want_form(ops, params->up.dtype, &quantize);
     quantize_rows(ops, &quantize, &quant_rows);
-    run_loop(ops, gemm_swiglu_piece, (struct loop){.params = params, .quant_rows = &quant_rows},
+    double item_bytes = (double)dtype_row_bytes(params->gate.dtype, params->hidden_size) +
+                        (double)dtype_row_bytes(params->up.dtype, params->hidden_size);
+    run_loop(ops, gemm_swiglu_piece,
+             (struct loop){.params = params,
+                           .quant_rows = &quant_rows,
+                           .item_bytes = params->num_tokens <= FEW_ROWS ? item_bytes : 0.0},
              params->intermediate_size, 4.0 * params->num_tokens * params->hidden_size,
              COLUMN_UNIT);
 }

@@ -25,15 +25,21 @@ struct ops; /* a thread pool and a table of kernels; one user at a time */
 
 /* cpu_features: bits of enum imbrex_cpu_features the kernels may use, as far as the machine has
  * them. scratch [scratch_bytes], 4-byte aligned, is the caller's and lives as long as ops: where
- * linear and gemm_swiglu keep quantised activations. A call over num_tokens rows of quantised
- * weights with in_features elements takes num_tokens * ops_scratch_token_bytes(in_features);
- * without any, NULL and 0 will do. */
+ * linear and gemm_swiglu keep quantised or rounded activations. A call over num_tokens rows of
+ * quantised weights with in_features elements takes num_tokens *
+ * ops_scratch_token_bytes(in_features), one of bf16 weights as many ops_bf16_token_bytes; without
+ * any, NULL and 0 will do. */
 enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, void *scratch,
                               size_t scratch_bytes, struct ops **ops, struct imbrex_error *err);
+/* What ops_create maps for that many threads beside `scratch`; pages count once they are used. */
+size_t ops_thread_scratch_bytes(int32_t num_threads);
 /* Scratch for one token of any op with at most this many in_features; 0 for 0. */
 size_t ops_scratch_token_bytes(int64_t max_in_features);
+/* What bf16 weights with at most that many in_features take beside it, or alone: 0 unless the
+ * kernels for these features round activations. */
+size_t ops_bf16_token_bytes(uint32_t cpu_features, int64_t max_in_features);
 void ops_destroy(struct ops *ops);
-/* The fastest path in use: "avx2" or "ref". Static storage. */
+/* The fastest path in use: a name of cpu_paths. Static storage. */
 const char *ops_kernels_name(const struct ops *ops);
 int32_t ops_num_threads(const struct ops *ops);
 /* The name ops_create would give for these features, without creating anything. Static storage. */
@@ -77,7 +83,7 @@ struct linear_params {
     int32_t num_tokens, in_features, out_features;
 };
 /* num_linears independent products in one parallel loop (q, k and v, say). All have the same
- * num_tokens; those with quantised weights also a, a_stride and in_features. */
+ * num_tokens; those with quantised or bf16 weights also a, a_stride and in_features. */
 void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num_linears);
 
 /* Normalises, if asked to, and rotates q and k in place, then stores k and v in the cache.

@@ -6,8 +6,6 @@
 
 #include "engine/engine.h"
 
-const uint32_t golden_paths[GOLDEN_NUM_PATHS] = {0, IMBREX_CPU_AVX2};
-
 void golden_check(enum imbrex_status status, const struct imbrex_error *err)
 {
     if (status != IMBREX_STATUS_OK) {
@@ -103,11 +101,24 @@ struct forward_alone {
 
 static struct forward_alone kept;
 
+/* Of the path that the engine runs on. */
+static uint32_t features_of(const struct imbrex_memory_plan *plan)
+{
+    for (int path = 0; path < CPU_NUM_PATHS; path++) {
+        if (strcmp(plan->kernels, cpu_paths[path].name) == 0) {
+            return cpu_paths[path].features;
+        }
+    }
+    fail_msg("the engine's kernels are \"%s\"", plan->kernels);
+    return 0;
+}
+
 static void take_buffers(struct arena *arena, const struct imbrex_model *model,
                          const struct imbrex_memory_plan *plan, struct forward_alone *alone,
                          void **scratch, size_t *scratch_bytes)
 {
-    size_t token_bytes = ops_scratch_token_bytes(model->weights.max_quantized_columns);
+    size_t token_bytes = ops_scratch_token_bytes(model->weights.max_quantized_columns) +
+                         ops_bf16_token_bytes(features_of(plan), model->weights.max_bf16_columns);
     forward_buffers_take(arena, &model->config, plan->max_step_tokens, 1, plan->context_size,
                          &alone->buffers);
     *scratch_bytes = (size_t)plan->max_step_tokens * token_bytes;
@@ -140,9 +151,9 @@ const float *golden_logits(struct imbrex_engine *engine, const int32_t *token_id
     arena = (struct arena){.base = kept.region.base};
     take_buffers(&arena, model, &plan, &kept, &scratch, &scratch_bytes);
     golden_check(memory_region_map("the KV cache", plan.kv_bytes, &kept.kv_region, &err), &err);
-    golden_check(ops_create(plan.num_threads, strcmp(plan.kernels, "ref") == 0 ? 0 : IMBREX_CPU_ALL,
-                            scratch, scratch_bytes, &kept.ops, &err),
-                 &err);
+    golden_check(
+        ops_create(plan.num_threads, features_of(&plan), scratch, scratch_bytes, &kept.ops, &err),
+        &err);
     golden_check(model_fill(model, &err), &err);
     struct kv_view kv = {.blocks = kept.kv_region.base,
                          .block_bytes = plan.kv_bytes / (size_t)plan.kv_num_blocks,

@@ -12,10 +12,7 @@
 #include <jansson.h>
 
 #include "imbrex.h"
-
-/* Kernel paths as masks of IMBREX_CPU_*; those that the machine lacks repeat a lower one. */
-#define GOLDEN_NUM_PATHS 2
-extern const uint32_t golden_paths[GOLDEN_NUM_PATHS];
+#include "ops/cpu/cpu_kernels.h" /* cpu_paths: those the machine lacks repeat a lower one */
 
 /* Fails the test with the message unless the call succeeded. */
 void golden_check(enum imbrex_status status, const struct imbrex_error *err);

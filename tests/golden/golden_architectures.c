@@ -82,9 +82,9 @@ static void test_logits(void **state)
         struct forward_fp64 reference;
         json_t *golden = json_object_get(opened.golden, "last_logits");
         push_all(&reference, opened.model, opened.prompt_ids, opened.num_prompt_ids);
-        for (int32_t path = 0; path < GOLDEN_NUM_PATHS; path++) {
+        for (int32_t path = 0; path < CPU_NUM_FP32_PATHS; path++) {
             double golden_error = 0.0, reference_error = 0.0;
-            struct imbrex_engine *engine = golden_engine(opened.model, golden_paths[path], 2);
+            struct imbrex_engine *engine = golden_engine(opened.model, cpu_paths[path].features, 2);
             const float *logits = golden_logits(engine, opened.prompt_ids, opened.num_prompt_ids);
             for (int32_t id = 0; id < opened.model->config.vocab_size; id++) {
                 double expected = json_real_value(json_array_get(golden, (size_t)id));
@@ -115,10 +115,10 @@ static void test_nll(void **state)
         json_t *golden = json_object_get(opened.golden, "nll");
         size_t num_scored = (size_t)opened.num_prompt_ids - 1;
         assert_int_equal(json_array_size(golden), num_scored);
-        for (int32_t path = 0; path < GOLDEN_NUM_PATHS; path++) {
+        for (int32_t path = 0; path < CPU_NUM_FP32_PATHS; path++) {
             struct imbrex_error err;
             double nll[MAX_PROMPT];
-            struct imbrex_engine *engine = golden_engine(opened.model, golden_paths[path], 1);
+            struct imbrex_engine *engine = golden_engine(opened.model, cpu_paths[path].features, 1);
             golden_check(
                 imbrex_engine_score(engine, opened.prompt_ids, opened.num_prompt_ids, nll, &err),
                 &err);
@@ -145,9 +145,9 @@ static void test_greedy(void **state)
         int32_t num_expected;
         int32_t *expected = golden_ids(json_object_get(opened.golden, "greedy_ids"), &num_expected);
         assert_int_equal(num_expected, NUM_GREEDY);
-        for (int32_t path = 0; path < GOLDEN_NUM_PATHS; path++) {
+        for (int32_t path = 0; path < CPU_NUM_FP32_PATHS; path++) {
             int32_t found[NUM_GREEDY], step = 0;
-            struct imbrex_engine *engine = golden_engine(opened.model, golden_paths[path], 1);
+            struct imbrex_engine *engine = golden_engine(opened.model, cpu_paths[path].features, 1);
             assert_int_equal(golden_greedy(engine, opened.model, opened.prompt_ids,
                                            opened.num_prompt_ids, NUM_GREEDY, found),
                              NUM_GREEDY);
@@ -189,12 +189,12 @@ static void test_bit_equal(void **state)
         size_t row_bytes = (size_t)opened.model->config.vocab_size * sizeof(float);
         float *expected = malloc(row_bytes);
         assert_non_null(expected);
-        for (int32_t path = 0; path < GOLDEN_NUM_PATHS; path++) {
+        for (int32_t path = 0; path < CPU_NUM_FP32_PATHS; path++) {
             for (size_t i = 0; i < 3; i++) {
                 struct imbrex_error err;
                 struct imbrex_engine *engine = NULL;
                 struct imbrex_engine_options options = imbrex_engine_options_default();
-                options.cpu_features = golden_paths[path];
+                options.cpu_features = cpu_paths[path].features;
                 options.num_threads = thread_counts[i];
                 options.max_step_tokens = chunks[i];
                 golden_check(imbrex_engine_create(opened.model, &options, &engine, &err), &err);
@@ -260,11 +260,11 @@ static void test_interleaved(void **state)
         struct architecture_case opened = open_case(idx);
         int32_t vocab_size = opened.model->config.vocab_size;
         int32_t num_layers = opened.model->config.num_layers;
-        float *expected[GOLDEN_NUM_PATHS];
+        float *expected[CPU_NUM_FP32_PATHS];
         void *(*copies)[INTERLEAVED_PER_LAYER] = calloc((size_t)num_layers, sizeof(*copies));
         assert_non_null(copies);
-        for (int32_t path = 0; path < GOLDEN_NUM_PATHS; path++) {
-            struct imbrex_engine *engine = golden_engine(opened.model, golden_paths[path], 1);
+        for (int32_t path = 0; path < CPU_NUM_FP32_PATHS; path++) {
+            struct imbrex_engine *engine = golden_engine(opened.model, cpu_paths[path].features, 1);
             expected[path] = malloc((size_t)vocab_size * sizeof(float));
             assert_non_null(expected[path]);
             memcpy(expected[path], golden_logits(engine, opened.prompt_ids, opened.num_prompt_ids),
@@ -277,8 +277,8 @@ static void test_interleaved(void **state)
         opened.model->config.is_rope_interleaved = true;
         struct forward_fp64 reference;
         push_all(&reference, opened.model, opened.prompt_ids, opened.num_prompt_ids);
-        for (int32_t path = 0; path < GOLDEN_NUM_PATHS; path++) {
-            struct imbrex_engine *engine = golden_engine(opened.model, golden_paths[path], 1);
+        for (int32_t path = 0; path < CPU_NUM_FP32_PATHS; path++) {
+            struct imbrex_engine *engine = golden_engine(opened.model, cpu_paths[path].features, 1);
             const float *logits = golden_logits(engine, opened.prompt_ids, opened.num_prompt_ids);
             for (int32_t id = 0; id < vocab_size; id++) {
                 double bound = REFERENCE_RATIO * opened.scale;

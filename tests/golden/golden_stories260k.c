@@ -21,9 +21,10 @@ static void check_greedy(const char *path)
     const int32_t thread_counts[] = {1, 2, 5};
     int32_t found[NUM_GOLDEN];
     assert_int_equal(num_expected, NUM_GOLDEN);
-    for (int32_t i = 0; i < GOLDEN_NUM_PATHS; i++) {
+    for (int32_t i = 0; i < CPU_NUM_FP32_PATHS; i++) {
         for (size_t j = 0; j < sizeof(thread_counts) / sizeof(thread_counts[0]); j++) {
-            struct imbrex_engine *engine = golden_engine(model, golden_paths[i], thread_counts[j]);
+            struct imbrex_engine *engine =
+                golden_engine(model, cpu_paths[i].features, thread_counts[j]);
             assert_int_equal(
                 golden_greedy(engine, model, prompt_ids, num_prompt_ids, NUM_GOLDEN, found),
                 NUM_GOLDEN);
@@ -115,8 +116,8 @@ static void test_logits(void **state)
     for (int32_t i = 0; i < num_ids; i++) {
         forward_fp64_push(&reference, ids[i]);
     }
-    for (int32_t i = 0; i < GOLDEN_NUM_PATHS; i++) {
-        struct imbrex_engine *engine = golden_engine(model, golden_paths[i], 2);
+    for (int32_t i = 0; i < CPU_NUM_FP32_PATHS; i++) {
+        struct imbrex_engine *engine = golden_engine(model, cpu_paths[i].features, 2);
         const float *logits = golden_logits(engine, ids, num_ids);
         for (int32_t id = 0; id < model->config.vocab_size; id++) {
             double golden = json_real_value(json_array_get(expected, (size_t)id));

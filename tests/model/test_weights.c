@@ -443,6 +443,7 @@ static void test_quantized_matrices(void **state)
         expect_bound(model, &config);
         assert_int_equal(model->weights.layers[0].down_proj.dtype, dtype);
         assert_int_equal(model->weights.max_quantized_columns, 256);
+        assert_int_equal(model->weights.max_bf16_columns, 64); /* down_proj alone has 256 */
         assert_int_equal(model->weights.num_parameters, num_parameters);
         assert_int_equal(model->weights.num_bytes,
                          num_bytes - 2 * 64 * 256 + dtype_row_bytes((enum dtype)dtype, 64 * 256));
@@ -451,6 +452,7 @@ static void test_quantized_matrices(void **state)
     model = make_model_with_blocks(&config, "model.layers.0.self_attn.k_proj.weight", DTYPE_Q4_1);
     expect_bound(model, &config);
     assert_int_equal(model->weights.max_quantized_columns, 64);
+    assert_int_equal(model->weights.max_bf16_columns, 256);
     free_model(model);
 }
 

@@ -111,7 +111,8 @@ struct attention_case {
 };
 
 static void build_case(struct harness *harness, struct attention_shape shape, int32_t window,
-                       int32_t num_seqs, double k_scale, struct attention_case *attention)
+                       int32_t num_seqs, double k_scale, bool is_shuffled,
+                       struct attention_case *attention)
 {
     int32_t max_blocks = (shape.context + shape.block_size - 1) / shape.block_size + 1;
     int32_t num_blocks = num_seqs * max_blocks + 2;
@@ -164,6 +165,14 @@ static void build_case(struct harness *harness, struct attention_shape shape, in
             seq_idx[token] = seq;
             positions[token] = context - num_new + idx;
         }
+    }
+    for (int32_t idx = num_tokens - 1; is_shuffled && idx > 0; idx--) {
+        int32_t other = harness_random_below(harness, idx + 1);
+        int32_t seq = seq_idx[idx], position = positions[idx];
+        seq_idx[idx] = seq_idx[other];
+        positions[idx] = positions[other];
+        seq_idx[other] = seq;
+        positions[other] = position;
     }
     harness_seal(harness, tables);
     harness_seal(harness, seq_idx);
@@ -230,18 +239,25 @@ static void name_case(struct harness *harness, const struct attention_shape *sha
                  (int)shape->block_size, (int)shape->context, (int)shape->num_new, (int)window);
 }
 
-static void check_shape(struct harness *harness, struct attention_shape shape, int32_t window,
-                        double k_scale)
+/* is_shuffled: the tokens of all sequences stand in random order. */
+static void check_order(struct harness *harness, struct attention_shape shape, int32_t window,
+                        double k_scale, bool is_shuffled)
 {
     for (int placement = 0; placement < PLACEMENT_COUNT; placement++) {
         struct attention_case attention;
         name_case(harness, &shape, window);
         harness_set_placement(harness, (enum placement)placement);
-        build_case(harness, shape, window, NUM_SEQS, k_scale, &attention);
+        build_case(harness, shape, window, NUM_SEQS, k_scale, is_shuffled, &attention);
         finish_case(harness, &attention, 1, GLOBAL_RATIO);
         harness_check(harness, &attention.plan);
         harness_end_case(harness);
     }
+}
+
+static void check_shape(struct harness *harness, struct attention_shape shape, int32_t window,
+                        double k_scale)
+{
+    check_order(harness, shape, window, k_scale, false);
 }
 
 /* One key of a sequence is infinite or NaN, or every score is -inf: what IEEE arithmetic makes of
@@ -256,7 +272,7 @@ static void check_non_finite(struct harness *harness)
         float value = bad[idx / NUM_VICTIMS];
         name_case(harness, &shape, 0);
         harness_set_placement(harness, PLACEMENT_END);
-        build_case(harness, shape, 0, NUM_SEQS, 1.0, &attention);
+        build_case(harness, shape, 0, NUM_SEQS, 1.0, false, &attention);
         const struct attention_params *params = &attention.params;
         const struct kv_view *kv = &params->kv;
         /* Position 20 of sequence 0, kv head 1; q of its tokens is positive in that place. */
@@ -310,6 +326,75 @@ static void check_windows(struct harness *harness)
     }
 }
 
+/* Kernels may take many tokens at once and the keys of one token in several pieces. Catches rows
+ * that see keys of their neighbours, rows mixed up, and anything that depends on where a batch, a
+ * piece or a thread begins. */
+static void check_tiles(struct harness *harness)
+{
+    static const struct attention_shape shapes[] = {
+        {14, 2, 64, 16, 70, 70, 0},  {14, 2, 64, 16, 200, 97, 3}, {6, 2, 128, 16, 130, 65, 0},
+        {2, 2, 32, 16, 300, 129, 0}, {14, 2, 64, 16, 100, 40, 1}, {3, 1, 6, 7, 80, 60, 0},
+        {40, 1, 16, 16, 90, 45, 0},  {300, 1, 4, 16, 140, 3, 0},  {2, 1, 320, 16, 100, 50, 0},
+        {2, 1, 1026, 16, 5, 2, 0},   {10, 2, 20, 3, 150, 100, 0},
+    };
+    static const int32_t windows[] = {0, 1, 31, 63, 64, 65, 100};
+    harness_group(harness, "attention, many tokens of a sequence, windows among them");
+    for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
+        for (size_t window = 0; window < sizeof(windows) / sizeof(windows[0]); window++) {
+            check_order(harness, shapes[idx], windows[window], 1.0, idx % 3 == 2);
+        }
+    }
+    /* Edges at 512 and its multiples, and at 16,384 keys, from where splits are longer. */
+    static const struct attention_shape long_shapes[] = {
+        {14, 2, 64, 16, 515, 6, 0}, {4, 2, 32, 16, 1100, 1, 0}, {4, 1, 80, 16, 1030, 40, 0},
+        {2, 1, 8, 16, 1537, 2, 0},  {2, 1, 8, 16, 16387, 6, 0}, {1, 1, 8, 100, 16384, 1, 0},
+    };
+    static const int32_t long_windows[] = {0, 3, 511, 512, 1000};
+    harness_group(harness, "attention, keys in several splits");
+    for (size_t idx = 0; idx < sizeof(long_shapes) / sizeof(long_shapes[0]); idx++) {
+        for (size_t window = 0; window < sizeof(long_windows) / sizeof(long_windows[0]); window++) {
+            check_order(harness, long_shapes[idx], long_windows[window], 1.0, idx % 3 == 2);
+        }
+    }
+}
+
+/* A key or value that some rows of a batch see and others do not is infinite or NaN: the results of
+ * the others must not know. Catches masks that multiply by zero. */
+static void check_hidden_non_finite(struct harness *harness)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    static const int32_t windows[] = {0, 20};
+    struct attention_shape shape = {6, 2, 32, 16, 100, 50, 0};
+    harness_group(harness, "attention, non-finite keys and values that few rows see");
+    for (size_t idx = 0; idx < 2 * 2 * 3 * sizeof(bad) / sizeof(bad[0]); idx++) {
+        struct attention_case attention;
+        float value = bad[idx / 12];
+        int32_t window = windows[idx / 6 % 2];
+        name_case(harness, &shape, window);
+        harness_set_placement(harness, PLACEMENT_END);
+        build_case(harness, shape, window, NUM_SEQS, 1.0, false, &attention);
+        const struct attention_params *params = &attention.params;
+        const struct kv_view *kv = &params->kv;
+        /* Of the first sequence's queries at positions 50 to 99: seen by the first ones of them if
+         * there is a window, from the middle on, by the last. */
+        int32_t position = idx % 3 == 0 ? 45 : idx % 3 == 1 ? 75 : 99;
+        int32_t block_idx = params->block_tables[position / shape.block_size];
+        int64_t offset = (int64_t)(position % shape.block_size) * shape.head_dim + 3;
+        if (idx / 3 % 2 == 0) {
+            kv_view_keys(kv, block_idx, LAYER_IDX, 1)[offset] = value;
+        } else {
+            kv_view_values(kv, block_idx, LAYER_IDX, 1)[offset] = value;
+        }
+        for (int32_t row = 0; row < params->num_tokens * shape.num_heads; row++) {
+            float *q = attention.q + (int64_t)row * shape.head_dim + 3;
+            *q = fabsf(*q) + 0.5f;
+        }
+        finish_case(harness, &attention, 1, 0.0);
+        harness_check(harness, &attention.plan);
+        harness_end_case(harness);
+    }
+}
+
 static void checks(struct harness *harness)
 {
     static const struct attention_shape shapes[] = {
@@ -336,7 +421,9 @@ static void checks(struct harness *harness)
     harness_group(harness, "attention Qwen2.5-0.5B, context 600");
     check_shape(harness, (struct attention_shape){14, 2, 64, 16, 600, 6, 256}, 0, 1.0);
     check_windows(harness);
+    check_tiles(harness);
     check_non_finite(harness);
+    check_hidden_non_finite(harness);
 }
 
 static void benches(struct harness *harness)
@@ -345,17 +432,19 @@ static void benches(struct harness *harness)
         {14, 2, 64, 16, 512, 1, 256},   {14, 2, 64, 16, 4096, 1, 256},
         {14, 2, 64, 16, 128, 128, 256}, {14, 2, 64, 16, 1024, 128, 256},
         {32, 8, 128, 16, 1024, 32, 0},  {14, 2, 64, 16, 4096, 1, 256},
+        {14, 2, 64, 16, 4096, 128, 0},  {14, 2, 64, 16, 32768, 1, 0},
     };
     static const int32_t windows[sizeof(shapes) / sizeof(shapes[0])] = {[5] = 512};
     for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
         struct attention_case attention;
         struct attention_shape shape = shapes[idx];
-        build_case(harness, shape, windows[idx], 1, 1.0, &attention);
+        build_case(harness, shape, windows[idx], 1, 1.0, false, &attention);
         harness_case(harness, "attention %d/%d x %d, %d keys, %d new%s", (int)shape.num_heads,
                      (int)shape.num_kv_heads, (int)shape.head_dim, (int)shape.context,
                      (int)shape.num_new, windows[idx] > 0 ? ", window" : "");
         finish_case(harness, &attention, 17, 0.0);
         attention.plan.whole_only = true;
+        attention.plan.fast_only = shape.context >= 4096;
         harness_check(harness, &attention.plan);
         double num_keys = 0.0;
         for (int32_t token = 0; token < attention.params.num_tokens; token++) {

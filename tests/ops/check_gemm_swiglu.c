@@ -24,17 +24,20 @@ struct product {
     double value, bound;
 };
 
-static struct product dot(enum dtype dtype, const double *a, const double *weights, int32_t count,
-                          double bias)
+static struct product dot(enum dtype dtype, bool rounded, const double *a, const double *weights,
+                          int32_t count, double bias)
 {
-    double sum = 0.0, magnitude = 0.0;
+    double sum = 0.0, magnitude = 0.0, weight_magnitude = 0.0, a_magnitude = 0.0;
     for (int32_t k = 0; k < count; k++) {
         double term = a[k] * weights[k];
         sum += term;
         magnitude += fabs(term);
+        weight_magnitude += fabs(weights[k]);
+        a_magnitude += fabs(a[k]);
     }
-    return (struct product){sum + bias, harness_product_bound(dtype, count, magnitude) +
-                                            2.0 * HARNESS_UNIT * (magnitude + fabs(bias))};
+    double bound = rounded ? harness_rounded_bound(count, magnitude, weight_magnitude, a_magnitude)
+                           : harness_product_bound(dtype, count, magnitude);
+    return (struct product){sum + bias, bound + 2.0 * HARNESS_UNIT * (magnitude + fabs(bias))};
 }
 
 static void expect_element(struct product gate, struct product up, double *expected, double *bound)
@@ -53,8 +56,10 @@ static void expect_element(struct product gate, struct product up, double *expec
              HARNESS_UNIT * fabs(*expected) + 0x1p-149;
 }
 
-static void expect_swiglu(struct harness *harness, const struct gemm_swiglu_params *params,
-                          int32_t row_step, struct check_output *output)
+/* On the path that rounds activations, only if both matrices are bf16. */
+static void expect_elements(struct harness *harness, const struct gemm_swiglu_params *params,
+                            int32_t row_step, bool rounded, const double **expected_elements,
+                            const double **bounds)
 {
     int64_t num_outputs = (int64_t)params->num_tokens * params->intermediate_size;
     double *expected = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
@@ -65,9 +70,13 @@ static void expect_swiglu(struct harness *harness, const struct gemm_swiglu_para
     size_t num_inputs = (size_t)params->num_tokens * (size_t)k;
     double *gate_seen = harness_alloc(harness, num_inputs, sizeof(double));
     double *up_seen = harness_alloc(harness, num_inputs, sizeof(double));
-    bool is_quantized = dtype_is_quantized(params->gate.dtype);
     for (int64_t token = 0; token < params->num_tokens; token++) {
         const float *a = params->a + token * k;
+        if (rounded) {
+            harness_rounded_activations(a, k, gate_seen + token * k);
+            harness_rounded_activations(a, k, up_seen + token * k);
+            continue;
+        }
         harness_activations(harness, params->gate.dtype, a, k, gate_seen + token * k);
         harness_activations(harness, params->up.dtype, a, k, up_seen + token * k);
     }
@@ -82,19 +91,33 @@ static void expect_swiglu(struct harness *harness, const struct gemm_swiglu_para
                 bound[idx] = INFINITY;
                 continue;
             }
-            expect_element(dot(params->gate.dtype, gate_seen + token * k, gate_row, k, gate_bias),
-                           dot(params->up.dtype, up_seen + token * k, up_row, k, up_bias),
-                           &expected[idx], &bound[idx]);
+            expect_element(
+                dot(params->gate.dtype, rounded, gate_seen + token * k, gate_row, k, gate_bias),
+                dot(params->up.dtype, rounded, up_seen + token * k, up_row, k, up_bias),
+                &expected[idx], &bound[idx]);
         }
     }
-    *output = (struct check_output){.at = params->d,
-                                    .num_rows = params->num_tokens,
-                                    .width = params->intermediate_size,
-                                    .stride = params->intermediate_size,
-                                    .expected = expected,
-                                    .bound = bound,
-                                    .global_ratio =
-                                        is_quantized ? 0.2 : fmin(0.5, 8.0 / (k / 4.0 + 8.0))};
+    *expected_elements = expected;
+    *bounds = bound;
+}
+
+static void expect_swiglu(struct harness *harness, const struct gemm_swiglu_params *params,
+                          int32_t row_step, struct check_output *output)
+{
+    double max_roundings = params->hidden_size / 4.0 + 8.0;
+    bool is_quantized = dtype_is_quantized(params->gate.dtype);
+    *output =
+        (struct check_output){.at = params->d,
+                              .num_rows = params->num_tokens,
+                              .width = params->intermediate_size,
+                              .stride = params->intermediate_size,
+                              .global_ratio = is_quantized ? 0.2 : fmin(0.5, 8.0 / max_roundings)};
+    expect_elements(harness, params, row_step, false, &output->expected, &output->bound);
+    if (params->gate.dtype == DTYPE_BF16 && params->up.dtype == DTYPE_BF16 &&
+        harness_rounds(harness)) {
+        expect_elements(harness, params, row_step, true, &output->rounded_expected,
+                        &output->rounded_bound);
+    }
 }
 
 static void build_case(struct harness *harness, struct swiglu_shape shape, enum dtype gate_dtype,
@@ -195,9 +218,14 @@ static void checks(struct harness *harness)
         {1, 1, 1},   {1, 7, 63}, {2, 8, 65},   {3, 63, 7},  {4, 65, 8},   {5, 64, 172},
         {6, 172, 3}, {7, 9, 17}, {13, 31, 66}, {65, 65, 7}, {1, 4097, 7}, {7, 64, 4097},
     };
+    /* More than kernels take at a time: of rows, features and columns. */
+    static const struct swiglu_shape blocks[] = {{35, 290, 560}, {530, 33, 20}};
     /* hidden_size in blocks */
-    static const struct swiglu_shape block_tails[] = {{3, 1, 65}, {1, 3, 7},  {2, 2, 8},
-                                                      {7, 5, 17}, {13, 1, 9}, {65, 3, 3}};
+    static const struct swiglu_shape block_tails[] = {{3, 1, 65},   {1, 3, 7},    {2, 2, 8},
+                                                      {7, 5, 17},   {13, 1, 9},   {65, 3, 3},
+                                                      {258, 1, 70}, {35, 18, 49}, {515, 1, 5}};
+    /* As in check_linear: gate and up that are continued from each other's sums. */
+    static const struct swiglu_shape panels[] = {{8, 2081, 19}, {31, 1100, 120}, {135, 6241, 18}};
     static const struct swiglu_shape layers[] = {{1, 896, 4864}, {7, 896, 200}};
     static const double scales[INPUT_KIND_COUNT] = {1.0, 1e15, 1e-40};
     size_t num_tails = sizeof(tails) / sizeof(tails[0]);
@@ -210,9 +238,16 @@ static void checks(struct harness *harness)
                 check_shape(harness, tails[idx], both, both, scales[kind], idx + (size_t)dtype);
             }
         }
+        harness_group(harness, "gemm_swiglu %s panels", dtype_name(both));
+        for (size_t idx = 0; idx < sizeof(panels) / sizeof(panels[0]); idx++) {
+            check_shape(harness, panels[idx], both, both, 0.02, idx + (size_t)dtype);
+        }
         harness_group(harness, "gemm_swiglu %s Qwen2.5-0.5B", dtype_name(both));
         check_shape(harness, layers[0], both, both, 0.05, 0);
         check_shape(harness, layers[1], both, both, 0.05, 1);
+        harness_group(harness, "gemm_swiglu %s blocks", dtype_name(both));
+        check_shape(harness, blocks[0], both, both, 0.05, 0);
+        check_shape(harness, blocks[1], both, both, 0.05, 1);
     }
     for (int dtype = DTYPE_NUM_PLAIN; dtype < DTYPE_COUNT; dtype++) {
         enum dtype both = (enum dtype)dtype;
@@ -230,6 +265,8 @@ static void checks(struct harness *harness)
     check_shape(harness, (struct swiglu_shape){4, 512, 7}, DTYPE_Q4_K, DTYPE_Q6_K, 0.05, 1);
     check_shape(harness, (struct swiglu_shape){3, 256, 8}, DTYPE_Q8_0, DTYPE_Q5_K, 0.05, 2);
     check_shape(harness, (struct swiglu_shape){2, 64, 17}, DTYPE_BF16, DTYPE_Q4_1, 0.05, 3);
+    check_shape(harness, (struct swiglu_shape){37, 64, 17}, DTYPE_Q8_0, DTYPE_F16, 0.05, 0);
+    check_shape(harness, (struct swiglu_shape){5, 256, 66}, DTYPE_Q6_K, DTYPE_Q4_0, 0.05, 1);
     check_silu(harness);
 }
 

@@ -3,6 +3,7 @@
  * addresses, several linears in one call, non-finite inputs, layers of Qwen2.5-0.5B. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "ops/harness.h"
 
@@ -41,9 +42,9 @@ static void run_linear(struct ops *ops, void *arg, int32_t first, int32_t count)
 
 /* What one linear must give; bias and residual add a rounding each. row_step > 1 leaves rows
  * out. */
-static void expect_linear(struct harness *harness, const struct linear_params *params,
-                          const float *residual, int64_t residual_stride, int32_t row_step,
-                          struct check_output *output)
+static void expect_sums(struct harness *harness, const struct linear_params *params,
+                        const float *residual, int64_t residual_stride, int32_t row_step,
+                        bool rounded, const double **expected_sums, const double **bounds)
 {
     int64_t num_outputs = (int64_t)params->num_tokens * params->out_features;
     double *expected = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
@@ -51,11 +52,14 @@ static void expect_linear(struct harness *harness, const struct linear_params *p
     int64_t num_inputs = (int64_t)params->num_tokens * params->in_features;
     double *row = harness_alloc(harness, (size_t)params->in_features, sizeof(double));
     double *seen = harness_alloc(harness, (size_t)num_inputs, sizeof(double));
-    double max_roundings = params->in_features / 4.0 + 8.0;
-    bool is_quantized = dtype_is_quantized(params->weight.dtype);
     for (int64_t token = 0; token < params->num_tokens; token++) {
-        harness_activations(harness, params->weight.dtype, params->a + token * params->a_stride,
-                            params->in_features, seen + token * params->in_features);
+        const float *a = params->a + token * params->a_stride;
+        if (rounded) {
+            harness_rounded_activations(a, params->in_features, seen + token * params->in_features);
+        } else {
+            harness_activations(harness, params->weight.dtype, a, params->in_features,
+                                seen + token * params->in_features);
+        }
     }
     for (int64_t col = 0; col < params->out_features; col++) {
         harness_weight_row(harness, params->weight, col, params->in_features, row);
@@ -66,30 +70,48 @@ static void expect_linear(struct harness *harness, const struct linear_params *p
                 continue;
             }
             const double *a = seen + token * params->in_features;
-            double sum = 0.0, magnitude = 0.0;
+            double sum = 0.0, magnitude = 0.0, weight_magnitude = 0.0, a_magnitude = 0.0;
             for (int64_t k = 0; k < params->in_features; k++) {
                 sum += a[k] * row[k];
                 magnitude += fabs(a[k] * row[k]);
+                weight_magnitude += fabs(row[k]);
+                a_magnitude += fabs(a[k]);
             }
             double bias = params->bias == NULL ? 0.0 : params->bias[col];
             double added = residual == NULL ? 0.0 : residual[token * residual_stride + col];
             expected[idx] = sum + bias + added;
-            bound[idx] =
-                harness_product_bound(params->weight.dtype, params->in_features, magnitude) +
-                2.0 * HARNESS_UNIT * (magnitude + fabs(bias) + fabs(added));
+            bound[idx] = (rounded ? harness_rounded_bound(params->in_features, magnitude,
+                                                          weight_magnitude, a_magnitude)
+                                  : harness_product_bound(params->weight.dtype, params->in_features,
+                                                          magnitude)) +
+                         2.0 * HARNESS_UNIT * (magnitude + fabs(bias) + fabs(added));
             if (!isfinite(expected[idx])) {
                 bound[idx] = 0.0;
             }
         }
     }
+    *expected_sums = expected;
+    *bounds = bound;
+}
+
+static void expect_linear(struct harness *harness, const struct linear_params *params,
+                          const float *residual, int64_t residual_stride, int32_t row_step,
+                          struct check_output *output)
+{
+    double max_roundings = params->in_features / 4.0 + 8.0;
+    bool is_quantized = dtype_is_quantized(params->weight.dtype);
     *output = (struct check_output){.at = params->d,
                                     .num_rows = params->num_tokens,
                                     .width = params->out_features,
                                     .stride = params->d_stride,
-                                    .expected = expected,
-                                    .bound = bound,
                                     /* Roundings are random: on the average far below the sum. */
                                     .global_ratio = is_quantized ? 0.2 : 4.0 / max_roundings};
+    expect_sums(harness, params, residual, residual_stride, row_step, false, &output->expected,
+                &output->bound);
+    if (params->weight.dtype == DTYPE_BF16 && harness_rounds(harness)) {
+        expect_sums(harness, params, residual, residual_stride, row_step, true,
+                    &output->rounded_expected, &output->rounded_bound);
+    }
 }
 
 static double weight_scale(enum input_kind kind)
@@ -274,6 +296,74 @@ static void check_non_finite(struct harness *harness)
     }
 }
 
+/* One block and three whose integers are the ends of their ranges (every bit of them alike, or any
+ * ends at random), activations of the largest size, scales of one: sums of integers that have no
+ * room to saturate or to wrap, since they must come out exactly as long as fp32 holds them. */
+static void check_limits(struct harness *harness)
+{
+    static const unsigned char fills[] = {0x00, 0xff, 0x80, 0x7f, 0x08, 0xf0};
+    const int32_t num_fills = (int32_t)sizeof(fills) + 2, n = 9;
+    harness_group(harness, "linear, integers at their limits");
+    for (int dtype = DTYPE_NUM_PLAIN; dtype < DTYPE_COUNT; dtype++) {
+        size_t block_bytes = dtype_block_bytes((enum dtype)dtype);
+        int32_t block = dtype_block_elements((enum dtype)dtype);
+        for (int32_t variant = 0; variant < 2 * num_fills; variant++) {
+            int32_t fill = variant / 2, k = variant % 2 == 0 ? block : 3 * block, m = 6;
+            struct linear_case linear = {.num_linears = 1};
+            struct check_plan plan = {
+                .run = run_linear, .arg = &linear, .num_rows = m, .num_outputs = 1};
+            harness_case(harness, "%s, fill %d, %d elements", dtype_name((enum dtype)dtype),
+                         (int)fill, (int)k);
+            harness_set_placement(harness, PLACEMENT_END);
+            size_t num_bytes = dtype_row_bytes((enum dtype)dtype, (int64_t)n * k);
+            float *a = harness_place(harness, (size_t)(m * k) * sizeof(float), 0);
+            unsigned char *weight = harness_place(harness, num_bytes, 0);
+            float *d = harness_place(harness, (size_t)(m * n) * sizeof(float), 0);
+            for (size_t idx = 0; idx < num_bytes; idx++) {
+                weight[idx] = fill < (int32_t)sizeof(fills)
+                                  ? fills[fill]
+                                  : fills[harness_random_below(harness, (int32_t)sizeof(fills))];
+            }
+            for (size_t at = 0; at < num_bytes; at += block_bytes) {
+                int64_t idx = (int64_t)(at / block_bytes) * block;
+                if (dtype == DTYPE_Q4_1 || dtype == DTYPE_Q5_1 || dtype == DTYPE_Q4_K ||
+                    dtype == DTYPE_Q5_K) {
+                    memset(weight + at, 0, 4); /* no min */
+                }
+                harness_store_scale(weight, (enum dtype)dtype, idx, 1.0);
+            }
+            for (int32_t idx = 0; idx < m * k; idx++) {
+                /* All of one sign, in turn, at random. */
+                int32_t row = idx / k;
+                bool negative = row < 2   ? row == 1
+                                : row < 4 ? idx % 2 == row - 2
+                                          : harness_random_below(harness, 2) == 0;
+                a[idx] = negative ? -127.0f : 127.0f;
+            }
+            harness_seal(harness, a);
+            harness_seal(harness, weight);
+            linear.params[0] = (struct linear_params){.a = a,
+                                                      .weight = {weight, (enum dtype)dtype},
+                                                      .d = d,
+                                                      .a_stride = k,
+                                                      .d_stride = n,
+                                                      .num_tokens = m,
+                                                      .in_features = k,
+                                                      .out_features = n};
+            expect_linear(harness, &linear.params[0], NULL, 0, 1, &plan.outputs[0]);
+            double *bound = harness_alloc(harness, (size_t)(m * n), sizeof(double));
+            for (int32_t idx = 0; idx < m * n; idx++) {
+                /* 1e-6 of what stands in `bound` is the sum of magnitudes. */
+                bool is_exact = plan.outputs[0].bound[idx] < 0x1p24 * 1e-6;
+                bound[idx] = is_exact ? 0.0 : plan.outputs[0].bound[idx];
+            }
+            plan.outputs[0].bound = bound;
+            harness_check(harness, &plan);
+            harness_end_case(harness);
+        }
+    }
+}
+
 static void checks(struct harness *harness)
 {
     static const struct linear_shape tails[] = {
@@ -281,16 +371,26 @@ static void checks(struct harness *harness)
         {5, 172, 64}, {6, 64, 3},  {7, 100, 17}, {8, 9, 33},   {13, 31, 66},
         {65, 65, 63}, {63, 15, 9}, {1, 4097, 7}, {7, 4097, 5}, {6, 7, 4097},
     };
+    /* More than one block of k, and more than one panel, or more than one chunk of row tiles: sums
+     * that are not continued where they stopped, or by the wrong row tile or columns. */
+    static const struct linear_shape panels[] = {
+        {8, 2081, 37}, {31, 1100, 230}, {50, 3201, 70}, {135, 6241, 37}};
     static const struct linear_shape layers[] = {
         {1, 896, 896}, {7, 896, 128}, {1, 896, 4864}, {2, 4864, 896}, {12, 896, 152},
     };
+    /* More than kernels take at a time: of rows, features and columns. */
+    static const struct linear_shape blocks[] = {{37, 300, 67}, {33, 260, 1100}, {530, 33, 20}};
     /* in_features in blocks */
     static const struct linear_shape block_tails[] = {
-        {1, 1, 1},  {1, 3, 63}, {2, 1, 65},  {3, 2, 7},
-        {5, 4, 16}, {7, 7, 17}, {13, 1, 66}, {65, 3, 9},
+        {1, 1, 1},  {1, 3, 63},  {2, 1, 65}, {3, 2, 7},    {5, 4, 16},
+        {7, 7, 17}, {13, 1, 66}, {65, 3, 9}, {259, 2, 70}, {37, 19, 45},
     };
     static const struct linear_shape block_layers[] = {{1, 28, 896}, {7, 28, 128}, {2, 152, 96}};
     static const struct linear_shape k_layers[] = {{1, 19, 896}, {7, 19, 65}};
+    /* More k, rows and columns than the fast paths take at a time: sums that are not carried on,
+     * or rows and columns that are left out. */
+    static const struct linear_shape block_panels[] = {{35, 35, 49}, {515, 2, 17}};
+    static const struct linear_shape k_panels[] = {{35, 5, 49}, {515, 1, 17}};
     size_t num_tails = sizeof(tails) / sizeof(tails[0]);
     size_t num_block_tails = sizeof(block_tails) / sizeof(block_tails[0]);
     for (int kind = 0; kind < INPUT_KIND_COUNT; kind++) {
@@ -299,14 +399,23 @@ static void checks(struct harness *harness)
         check_shapes(harness, "tails", DTYPE_NUM_PLAIN, DTYPE_COUNT, block_tails, num_block_tails,
                      (enum input_kind)kind);
     }
+    check_shapes(harness, "blocks", DTYPE_F32, DTYPE_NUM_PLAIN, blocks,
+                 sizeof(blocks) / sizeof(blocks[0]), INPUT_NORMAL);
+    check_shapes(harness, "panels", DTYPE_F32, DTYPE_NUM_PLAIN, panels,
+                 sizeof(panels) / sizeof(panels[0]), INPUT_NORMAL);
     check_shapes(harness, "Qwen2.5-0.5B", DTYPE_F32, DTYPE_NUM_PLAIN, layers,
                  sizeof(layers) / sizeof(layers[0]), INPUT_NORMAL);
     check_shapes(harness, "Qwen2.5-0.5B", DTYPE_Q8_0, DTYPE_Q4_K, block_layers,
                  sizeof(block_layers) / sizeof(block_layers[0]), INPUT_NORMAL);
     check_shapes(harness, "Qwen2.5-0.5B", DTYPE_Q4_K, DTYPE_COUNT, k_layers,
                  sizeof(k_layers) / sizeof(k_layers[0]), INPUT_NORMAL);
+    check_shapes(harness, "panels", DTYPE_Q8_0, DTYPE_Q4_K, block_panels,
+                 sizeof(block_panels) / sizeof(block_panels[0]), INPUT_NORMAL);
+    check_shapes(harness, "panels", DTYPE_Q4_K, DTYPE_COUNT, k_panels,
+                 sizeof(k_panels) / sizeof(k_panels[0]), INPUT_NORMAL);
     check_several(harness);
     check_non_finite(harness);
+    check_limits(harness);
 }
 
 static void rotate_weights(void *arg)

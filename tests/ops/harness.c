@@ -24,13 +24,7 @@
 #define SCRATCH_FEATURES 4864
 #define SCRATCH_POISONED_BYTES 65536 /* before each run: what a small case uses */
 
-struct check_path {
-    const char *name;
-    uint32_t features;
-};
-
-static const struct check_path paths[] = {{"ref", 0}, {"avx2", IMBREX_CPU_AVX2}};
-#define NUM_PATHS ((int)(sizeof(paths) / sizeof(paths[0])))
+#define NUM_PATHS CPU_NUM_PATHS
 
 static const int32_t thread_counts[] = {1, 2, 5};
 #define NUM_THREAD_COUNTS ((int)(sizeof(thread_counts) / sizeof(thread_counts[0])))
@@ -483,6 +477,32 @@ void harness_activations(struct harness *harness, enum dtype dtype, const float 
     }
 }
 
+bool harness_rounds(const struct harness *harness)
+{
+    for (int path_idx = CPU_NUM_FP32_PATHS; path_idx < NUM_PATHS; path_idx++) {
+        if (harness->ops[path_idx][0] != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void harness_rounded_activations(const float *a, int64_t count, double *row)
+{
+    for (int64_t k = 0; k < count; k++) {
+        uint16_t bits = bf16_from_float(a[k]);
+        row[k] = harness_weight(&bits, DTYPE_BF16, 0);
+    }
+}
+
+double harness_rounded_bound(int64_t count, double magnitude, double weight_magnitude,
+                             double a_magnitude)
+{
+    /* A tile product adds up 16 pairs before it adds them to the sum so far. */
+    return ((double)count / 4.0 + 20.0) * HARNESS_UNIT * magnitude +
+           (weight_magnitude + a_magnitude + 3.0 * (double)count) * 0x1p-126;
+}
+
 double harness_activation_scale(enum dtype dtype, enum input_kind kind)
 {
     bool has_f16_scale = quant_activation_form(dtype) == ACTIVATION_FORM_Q8;
@@ -655,7 +675,7 @@ static void check_path(struct harness *harness, const struct check_plan *plan, i
     for (size_t cut_idx = 0; cut_idx < num_cuts; cut_idx++) {
         const struct cut *cut = &cuts[cut_idx];
         char run_name[64];
-        snprintf(run_name, sizeof(run_name), "%s, %s", paths[path_idx].name, cut->name);
+        snprintf(run_name, sizeof(run_name), "%s, %s", cpu_paths[path_idx].name, cut->name);
         int32_t rows_per_call = cut->rows_per_call == 0 ? plan->num_rows : cut->rows_per_call;
         if (cut_idx >= 4 && rows_per_call >= plan->num_rows) {
             continue; /* the same call as before */
@@ -671,7 +691,12 @@ static void check_path(struct harness *harness, const struct check_plan *plan, i
         harness_expect(harness, gaps_live(plan), "%s: wrote between two rows", run_name);
         if (cut_idx == 0) {
             for (int32_t idx = 0; idx < plan->num_outputs; idx++) {
-                compare_output(harness, &plan->outputs[idx], idx, run_name);
+                struct check_output output = plan->outputs[idx];
+                if (path_idx >= CPU_NUM_FP32_PATHS && output.rounded_expected != NULL) {
+                    output.expected = output.rounded_expected;
+                    output.bound = output.rounded_bound;
+                }
+                compare_output(harness, &output, idx, run_name);
             }
             save_outputs(plan, saved);
         } else {
@@ -819,7 +844,7 @@ void harness_bench(struct harness *harness, const struct check_plan *plan,
             qsort(times, (size_t)num_samples, sizeof(times[0]), compare_ns);
             double median_ns = (double)times[num_samples / 2];
             printf("%-42s %-5s %7d %11.1f %9.1f %8.1f %4.0f%%\n", harness->case_name,
-                   paths[path_idx].name, (int)ops_num_threads(ops), median_ns / 1e3,
+                   cpu_paths[path_idx].name, (int)ops_num_threads(ops), median_ns / 1e3,
                    flops / median_ns, bytes / median_ns,
                    100.0 * bytes / median_ns / harness->read_gbps[threads_idx]);
         }
@@ -842,11 +867,10 @@ static struct ops *create_ops(const struct harness *harness, int32_t num_threads
 
 static void create_paths(struct harness *harness)
 {
-    uint32_t features = cpu_features_detect();
     for (int path_idx = 0; path_idx < NUM_PATHS; path_idx++) {
-        uint32_t wanted = paths[path_idx].features;
-        if ((features & wanted) != wanted) {
-            printf("skipped: path %s: this CPU does not have it\n", paths[path_idx].name);
+        uint32_t wanted = cpu_paths[path_idx].features;
+        if (cpu_features_detect(wanted) != wanted) {
+            printf("skipped: path %s: this CPU does not have it\n", cpu_paths[path_idx].name);
             harness->num_skipped++;
             continue;
         }
@@ -854,8 +878,9 @@ static void create_paths(struct harness *harness)
             harness->ops[path_idx][idx] = create_ops(harness, thread_counts[idx], wanted);
         }
         const char *name = ops_kernels_name(harness->ops[path_idx][0]);
-        if (strcmp(name, paths[path_idx].name) != 0) {
-            printf("FAIL path %s: the kernels call themselves %s\n", paths[path_idx].name, name);
+        if (strcmp(name, cpu_paths[path_idx].name) != 0) {
+            printf("FAIL path %s: the kernels call themselves %s\n", cpu_paths[path_idx].name,
+                   name);
             harness->num_failed++;
         }
     }
@@ -881,7 +906,7 @@ static void run_benches(struct harness *harness, void (*benches)(struct harness 
         for (int path_idx = 0; path_idx < NUM_PATHS; path_idx++) {
             if (harness->ops[path_idx][0] != NULL) {
                 harness->bench_ops[path_idx][idx] =
-                    create_ops(harness, num_threads[idx], paths[path_idx].features);
+                    create_ops(harness, num_threads[idx], cpu_paths[path_idx].features);
             }
         }
     }
@@ -904,7 +929,11 @@ int harness_main(int argc, char **argv, void (*checks)(struct harness *harness),
     sigaction(SIGSEGV, &action, NULL);
     sigaction(SIGBUS, &action, NULL);
 
-    harness.scratch_bytes = SCRATCH_TOKENS * ops_scratch_token_bytes(SCRATCH_FEATURES);
+    harness.scratch_bytes =
+        SCRATCH_TOKENS * (ops_scratch_token_bytes(SCRATCH_FEATURES) +
+                          ops_bf16_token_bytes(cpu_paths[CPU_NUM_FP32_PATHS].features |
+                                                   cpu_paths[NUM_PATHS - 1].features,
+                                               SCRATCH_FEATURES));
     harness.scratch = malloc(harness.scratch_bytes);
     if (harness.scratch == NULL) {
         die("out of memory");

@@ -85,6 +85,15 @@ void harness_weight_row(struct harness *harness, struct weight_view weight, int6
  * and back. */
 void harness_activations(struct harness *harness, enum dtype dtype, const float *a, int64_t count,
                          double *row);
+/* Whether the machine has the path that rounds activations to bf16 where weights are bf16. What is
+ * expected of it stands apart, in the rounded_* of struct check_output. */
+bool harness_rounds(const struct harness *harness);
+/* Activations as that path sees them. */
+void harness_rounded_activations(const float *a, int64_t count, double *row);
+/* harness_product_bound of that path; weights and activations add up to these magnitudes. Numbers
+ * below 2^-126 count as zero there. */
+double harness_rounded_bound(int64_t count, double magnitude, double weight_magnitude,
+                             double a_magnitude);
 /* The scale of activations of a kind that the dtype can meet: F16 scales end at 65504. */
 double harness_activation_scale(enum dtype dtype, enum input_kind kind);
 /* How far fp32 may be from the exact product of `count` activations and weights, whose magnitudes
@@ -99,7 +108,9 @@ struct check_output {
     const float *initial;   /* packed [num_rows, width], before each run; NULL: NaN */
     const double *expected; /* packed; infinite or NaN must come out as such */
     const double *bound;    /* packed, of |result - expected|; INFINITY: any number */
-    double global_ratio;    /* of the root mean square of |result - expected| / bound; 0: any */
+    /* Likewise, for the path that rounds activations; NULL: as for the others. */
+    const double *rounded_expected, *rounded_bound;
+    double global_ratio; /* of the root mean square of |result - expected| / bound; 0: any */
 };
 
 #define HARNESS_MAX_OUTPUTS 4

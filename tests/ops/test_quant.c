@@ -3,9 +3,11 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "ops/cpu/cpu_kernels.h"
 #include "tests/test.h"
 
 #define NUM_VALUES 4096
@@ -387,6 +389,82 @@ static void test_non_finite_activations(void **state)
     }
 }
 
+/* Fails unless every path brings a[count] into the blocks that quant_quantize_activations gives,
+ * bit for bit, and writes nothing behind them. */
+static void expect_same_blocks(const char *what, const float *a, int64_t count)
+{
+    static unsigned char expected[NUM_VALUES * 2], found[NUM_VALUES * 2 + 4];
+    for (int form = ACTIVATION_FORM_Q8; form < ACTIVATION_FORM_COUNT; form++) {
+        size_t num_bytes = quant_activation_row_bytes((enum activation_form)form, count);
+        assert_true(num_bytes > 0 && num_bytes <= sizeof(expected));
+        quant_quantize_activations((enum activation_form)form, a, expected, count);
+        for (int32_t path = 0; path < CPU_NUM_PATHS; path++) {
+            struct cpu_kernels kernels;
+            cpu_kernels_select(cpu_paths[path].features, &kernels);
+            memset(found, 0x5a, sizeof(found));
+            kernels.quantize((enum activation_form)form, a, found, count);
+            for (size_t i = 0; i < num_bytes; i++) {
+                if (found[i] != expected[i]) {
+                    fail_msg("%s, path %s, form %d: byte %zu: expected 0x%02x, found 0x%02x", what,
+                             kernels.name, form, i, expected[i], found[i]);
+                }
+            }
+            assert_int_equal(found[num_bytes], 0x5a);
+        }
+    }
+}
+
+/* Catches a kernel that rounds halves another way, takes another of two values of the largest
+ * magnitude, or treats zeros, NaN, infinities, subnormals, scales beyond F16 in any other way than
+ * the definition: random values of all sizes, random bits, special values among ordinary ones. */
+static void test_quantize_kernels(void **state)
+{
+    (void)state;
+    static float a[NUM_VALUES];
+    static const float special[] = {0.0f,     -0.0f,   NAN,      INFINITY, -INFINITY,     FLT_MAX,
+                                    -FLT_MAX, FLT_MIN, -FLT_MIN, 1e-45f,   -1e-45f,       8.3e6f,
+                                    8.33e6f,  3.7e-6f, 3.8e-6f,  3.7e-37f, -3.75e-37f,    2.9e-39f,
+                                    3.8e-39f, 1e-41f,  127.0f,   -127.0f,  3.738453e-37f, 0.5f};
+    char what[64];
+    uint64_t random_state = 1;
+    for (int exponent = -150; exponent <= 128; exponent += 2) {
+        snprintf(what, sizeof(what), "normal values times 2^%d", exponent);
+        fill_normal(a, NUM_VALUES, ldexp(1.0, exponent), (uint64_t)exponent);
+        expect_same_blocks(what, a, NUM_VALUES);
+    }
+    for (int round = 0; round < 50; round++) {
+        for (int i = 0; i < NUM_VALUES; i++) {
+            (void)random_normal(&random_state);
+            uint32_t bits = (uint32_t)(random_state >> 32);
+            /* The blocks of every other round hold no NaN or infinity and few sizes. */
+            bits = round % 2 == 0 ? bits : (bits & 0x807fffff) | ((bits >> 23 & 3) + 120) << 23;
+            memcpy(&a[i], &bits, sizeof(bits));
+        }
+        expect_same_blocks("random bits", a, NUM_VALUES);
+    }
+    /* Multiples of half a step, both ends of the range there: every one a tie. */
+    for (int power = -20; power <= 20; power += 5) {
+        for (int i = 0; i < NUM_VALUES; i++) {
+            int halves = i % 32 == 5 ? 254 : i % 32 == 9 ? -254 : (i * 37 + i / 32) % 509 - 254;
+            a[i] = ldexpf(0.5f * (float)halves, power);
+        }
+        expect_same_blocks("ties", a, NUM_VALUES);
+    }
+    for (size_t idx = 0; idx < sizeof(special) / sizeof(special[0]); idx++) {
+        for (int place = 0; place < 64; place++) {
+            fill_normal(a, 512, place % 2 == 0 ? 1.0 : 0.0, idx * 64 + (uint64_t)place);
+            a[place * 4 + 3] = special[idx];
+            a[place] = place % 3 == 0 ? -special[idx] : a[place];
+            snprintf(what, sizeof(what), "%g at %d", (double)special[idx], place);
+            expect_same_blocks(what, a, 512);
+        }
+        for (int i = 0; i < 512; i++) {
+            a[i] = i % 2 == 0 ? special[idx] : -special[idx];
+        }
+        expect_same_blocks("special values alone", a, 512);
+    }
+}
+
 /* ---- dot products -----------------------------------------------------------------------------*/
 
 /* |quant_dot - exact| relative to the sum of magnitudes. */
@@ -492,6 +570,7 @@ int run_quant_tests(void)
         cmocka_unit_test(test_q8_activations_are_q8_0),
         cmocka_unit_test(test_q8_k_activations),
         cmocka_unit_test(test_non_finite_activations),
+        cmocka_unit_test(test_quantize_kernels),
         cmocka_unit_test(test_dot_is_exact),
         cmocka_unit_test(test_dot_at_the_limits),
     };

@@ -11,7 +11,10 @@ void avx2_kernels_fill(struct cpu_kernels *kernels)
     kernels->linear = avx2_linear;
     kernels->rope_kv = avx2_rope_kv;
     kernels->attention = avx2_attention;
+    kernels->attention_split = avx2_attention_split;
+    kernels->attention_merge = avx2_attention_merge;
     kernels->gemm_swiglu = avx2_gemm_swiglu;
+    kernels->quantize = avx2_quantize;
     kernels->scan_logits = avx2_scan_logits;
     kernels->sum_exp = avx2_sum_exp;
 }

@@ -11,12 +11,26 @@
 #include "ops/ops.h"
 
 void avx2_rmsnorm(const struct rmsnorm_params *params, int64_t begin, int64_t end);
-void avx2_linear(const struct linear_params *params, const struct quant_rows *quant_rows,
-                 int64_t begin, int64_t end);
+void avx2_linear(const struct linear_params *params, const struct cpu_work *work, int64_t begin,
+                 int64_t end);
 void avx2_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end);
-void avx2_attention(const struct attention_params *params, int64_t begin, int64_t end);
-void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, const struct quant_rows *quant_rows,
+void avx2_attention(const struct attention_params *params, const struct cpu_work *work,
+                    int64_t begin, int64_t end);
+void avx2_attention_split(const struct attention_params *params,
+                          const struct attention_parts *parts, const struct cpu_work *work,
+                          int64_t begin, int64_t end);
+void avx2_attention_merge(const struct attention_params *params,
+                          const struct attention_parts *parts, const struct cpu_work *work,
+                          int64_t begin, int64_t end);
+void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_work *work,
                       int64_t begin, int64_t end);
+/* Quantised weights: what the two ops above call for these. gate and up may differ, and one of them
+ * may be plain. */
+void avx2_quant_linear(const struct linear_params *params, const struct cpu_work *work,
+                       int64_t begin, int64_t end);
+void avx2_quant_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_work *work,
+                            int64_t begin, int64_t end);
+void avx2_quantize(enum activation_form form, const float *a, void *blocks, int64_t count);
 bool avx2_scan_logits(const float *logits, int32_t num_ids, int32_t *best_id);
 double avx2_sum_exp(const float *logits, int32_t num_ids, float max_logit);
 

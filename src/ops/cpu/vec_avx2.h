@@ -9,26 +9,10 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "ops/cpu/vec_unroll.h"
 #include "ops/dtype.h"
 
 #define VEC_LANES 8
-
-#define VEC_INLINE static inline __attribute__((always_inline))
-
-/* Unrolls the next loop, whose trip count is a constant of at most 16, so that arrays of vectors
- * become registers. Not under sanitizers, whose checks would be unrolled too: dot_tile_avx2.c took
- * half a minute to compile. */
-#if defined(__clang__)
-#if __has_feature(address_sanitizer) || __has_feature(undefined_behavior_sanitizer)
-#define VEC_UNROLL _Pragma("clang loop unroll(disable)")
-#else
-#define VEC_UNROLL _Pragma("clang loop unroll(full)")
-#endif
-#elif defined(__SANITIZE_ADDRESS__)
-#define VEC_UNROLL _Pragma("GCC unroll 1")
-#else
-#define VEC_UNROLL _Pragma("GCC unroll 16")
-#endif
 
 /* Holds a vector in a register. gcc 12 otherwise repeats a load as the memory operand of each use,
  * which made the tiles of dot_tile_avx2.c wait for the load units: 57 instead of 90 GFLOP/s, 128

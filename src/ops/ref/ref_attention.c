@@ -45,13 +45,15 @@ static void attend(const struct attention_params *params, const int32_t *block_t
     }
 }
 
-void ref_attention(const struct attention_params *params, int64_t begin, int64_t end)
+void ref_attention(const struct attention_params *params, const struct cpu_work *work,
+                   int64_t begin, int64_t end)
 {
-    int32_t num_kv_heads = params->kv.num_kv_heads, head_dim = params->kv.head_dim;
-    int32_t group_heads = params->num_heads / num_kv_heads;
+    (void)work;
+    int32_t head_dim = params->kv.head_dim;
+    int32_t group_heads = params->num_heads / params->kv.num_kv_heads;
     for (int64_t item = begin; item < end; item++) {
-        int64_t token = item / num_kv_heads;
-        int32_t kv_head = (int32_t)(item % num_kv_heads);
+        int64_t token = item % params->num_tokens;
+        int32_t kv_head = (int32_t)(item / params->num_tokens);
         const int32_t *block_table =
             params->block_tables + (int64_t)params->seq_idx[token] * params->max_blocks;
         int64_t first = attention_first_key(params, token);

@@ -13,6 +13,7 @@ void ref_kernels_fill(struct cpu_kernels *kernels)
         .rope_kv = ref_rope_kv,
         .attention = ref_attention,
         .gemm_swiglu = ref_gemm_swiglu,
+        .quantize = quant_quantize_activations,
         .scan_logits = ref_scan_logits,
         .sum_exp = ref_sum_exp,
     };

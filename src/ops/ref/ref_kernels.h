@@ -12,11 +12,12 @@
 
 void ref_embedding(const struct embedding_params *params, int64_t begin, int64_t end);
 void ref_rmsnorm(const struct rmsnorm_params *params, int64_t begin, int64_t end);
-void ref_linear(const struct linear_params *params, const struct quant_rows *quant_rows,
-                int64_t begin, int64_t end);
+void ref_linear(const struct linear_params *params, const struct cpu_work *work, int64_t begin,
+                int64_t end);
 void ref_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end);
-void ref_attention(const struct attention_params *params, int64_t begin, int64_t end);
-void ref_gemm_swiglu(const struct gemm_swiglu_params *params, const struct quant_rows *quant_rows,
+void ref_attention(const struct attention_params *params, const struct cpu_work *work,
+                   int64_t begin, int64_t end);
+void ref_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_work *work,
                      int64_t begin, int64_t end);
 
 bool ref_scan_logits(const float *logits, int32_t num_ids, int32_t *best_id);
