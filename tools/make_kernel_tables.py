@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables of docs/kernels.md. usage: make_kernel_tables.py [--check] [ROOT]
+"""Makes the tables of docs/kernels.md and docs/kernels-cpu.md.
 
-Reads what `imbrex bench ops -o` wrote to bench/results/*-gemm*.json and replaces what stands
-between the markers of the page. Files that differ in -run<N> alone are runs of one table: it is
-that of the middle one by its geometric mean, with the ratios of the others beside. --check changes
-nothing and fails if the page would change.
+usage: make_kernel_tables.py [--check] [ROOT]
+
+Reads what `imbrex bench ops -o`, `imbrex bench model --json` and bench/peers/llama_cpp.sh -o wrote
+to bench/results and replaces what stands between the markers of the pages. --check changes nothing
+and fails if a page would change. Files that differ in -run<N> alone are runs of one table: a GPU's
+is that of the middle one by its geometric mean, with the ratios of the others beside.
 """
 import glob
 import json
@@ -14,10 +16,6 @@ import os
 import re
 import statistics
 import sys
-
-PAGE = os.path.join("docs", "kernels.md")
-RESULTS = os.path.join("bench", "results", "*-gemm*.json")
-BEGIN, END = "<!-- kernel-tables: begin -->", "<!-- kernel-tables: end -->"
 
 
 def contestant(row, kind):
@@ -61,7 +59,7 @@ def runs_text(runs):
             f"{min(ratios):.3f}. Each alone: {own}.")
 
 
-def make_table(runs):
+def gpu_table(runs):
     name, result = sorted(runs, key=lambda run: run[1]["summary"]["geomean_over_gemm"])[
         len(runs) // 2]
     others = [other for other_name, other in runs if other_name != name]
@@ -98,20 +96,175 @@ def make_table(runs):
     return lines + ["", text + "."] + (["", runs_text(runs)] if others else [])
 
 
-def make_page(page, root):
-    head, _, rest = page.partition(BEGIN)
-    _, found, tail = rest.partition(END)
+def made_at(name, result):
+    """Where and when a result of a CPU came from, and the file."""
+    machine = result["machine"]
+    return (f"{machine['cpu']}, {machine['num_cpus']} CPUs, {result['date'][:10]}, commit "
+            f"{machine['commit']} ([{name}](../bench/results/{name}))")
+
+
+def digits(value):
+    """Four digits, without an exponent."""
+    return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"
+
+
+def markdown(header, rows, num_text):
+    """A table whose first columns are text."""
+    rule = "|" + "---|" * num_text + "---:|" * (len(header) - num_text)
+    return ["| " + " | ".join(header) + " |", rule,
+            *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def row_numbers(result):
+    return sorted({row["m"] for row in result["rows"]})
+
+
+def by_cell(result):
+    """Rows of one op, shape and type together: [(key, {m: row})], in the file's order."""
+    cells = {}
+    for row in result["rows"]:
+        key = row["op"], row["shape"], row["dtype"]
+        cells.setdefault(key, {})[row["m"]] = row
+    return cells.items()
+
+
+def ops_table(name, result):
+    """The fastest path of each cell, that is the file's first."""
+    numbers = row_numbers(result)
+    rows = []
+    for key, by_m in by_cell(result):
+        cells = []
+        for m in numbers:
+            row = by_m.get(m)
+            best = row["contestants"][0] if row else None
+            cells.append(f"{digits(best['us']['median'])} "
+                         f"({best['percent_of_roof']['median']:.0f} % {row['bound_by']})"
+                         if best else "")
+        rows.append([*key, *cells])
+    header = ["op", "shape", "type", *(f"M = {m}: us (of the roof)" for m in numbers)]
+    return [f"Times of the best path, {result['threads']} threads, {made_at(name, result)}:", "",
+            *markdown(header, rows, 3)]
+
+
+def paths_table(name, result):
+    """What each path takes on the file's first shape, next to the fastest one."""
+    shape = result["rows"][0]["shape"]
+    rows = [row for row in result["rows"] if row["shape"] == shape]
+    paths = []
+    for row in rows:
+        for entry in row["contestants"]:
+            if entry["path"] not in paths:
+                paths.append(entry["path"])
+    lines = []
+    for row in rows:
+        times = {entry["path"]: entry["us"]["median"] for entry in row["contestants"]
+                 if entry["kind"] == "op"}
+        lines.append([row["op"], row["dtype"], str(row["m"]),
+                      *(digits(times[path]) if path in times else "" for path in paths)])
+    return [f"Each path on {shape}, {result['threads']} threads, {made_at(name, result)}:", "",
+            *markdown(["op", "type", "M", *(f"{path}: us" for path in paths)], lines, 2)]
+
+
+def fused_table(name, result):
+    """The MLP beside its unfused pair, on the best path."""
+    numbers = row_numbers(result)
+    rows = []
+    for (op, shape, dtype), by_m in by_cell(result):
+        if op != "gemm_swiglu":
+            continue
+        cells = []
+        for m in numbers:
+            ratio = by_m[m]["contestants"][0]["unfused_over_fused"] if m in by_m else None
+            cells.append(f"{ratio['median']:.3f} ({ratio['p10']:.3f}-{ratio['p90']:.3f})"
+                         if ratio else "")
+        temporary = 8 * next(iter(by_m.values()))["out_features"]
+        rows.append([shape, dtype, *cells, "0", str(temporary)])
+    if not rows:
+        return []
+    header = ["shape", "type", *(f"M = {m}: unfused / fused (p10-p90)" for m in numbers),
+              "fused, B/token", "unfused, B/token"]
+    return [f"Two products and a pass for the activation by the fused MLP, {result['threads']} "
+            f"threads, {made_at(name, result)}:", "", *markdown(header, rows, 2)]
+
+
+def model_table(name, result):
+    rows = []
+    for row in result["rows"]:
+        roof = row["roof"]
+        rows.append([row["model"], row["kernels"], str(row["threads"]), row["test"],
+                     f"{row['tokens_per_s']:.2f} ± {row['deviation']:.2f}",
+                     f"{row['median_tokens_per_s']:.2f}",
+                     f"{roof['percent']:.0f} % of {max(roof['samples']) / 1e9:.4g} "
+                     f"{'GB/s' if roof['kind'] == 'read' else 'Gop/s'} {roof['kind']}"
+                     if roof else ""])
+    return [f"{made_at(name, result)}:", "",
+            *markdown(["model", "kernels", "threads", "test", "t/s", "median", "roof"], rows, 2)]
+
+
+def llama_table(name, result):
+    peer = result["llama_cpp"]
+    rows = [[row["file"], row["kernels"], str(row["threads"]), row["test"],
+             f"{row['peer']['median']:.2f}", f"{row['ours']['median']:.2f}",
+             f"{row['ratio']['median']:.3f}",
+             f"{row['ratio']['p10']:.3f}-{row['ratio']['p90']:.3f}"] for row in result["rows"]]
+    return [f"llama.cpp {peer['commit']} (llama-cpp-python {peer['package']}, {peer['compiler']}), "
+            f"{result['pairs']} pairs, {made_at(name, result)}:", "",
+            *markdown(["file", "kernels", "threads", "test", "llama.cpp t/s", "imbrex t/s",
+                       "ours / llama.cpp", "p10-p90"], rows, 2)]
+
+
+def one_by_one(table):
+    """A table of each run."""
+    def tables(runs):
+        made = [table(name, result) for name, result in runs]
+        return [line for lines in made if lines for line in (*lines, "")][:-1]
+    return tables
+
+
+# Page, name in its markers, result files, what makes a table of the runs of one.
+SECTIONS = [
+    ("kernels.md", "kernel-tables", "*-gemm*.json", gpu_table),
+    ("kernels-cpu.md", "ops-tables", "*-ops-*.json", one_by_one(ops_table)),
+    ("kernels-cpu.md", "paths-tables", "*-ops-*.json", one_by_one(paths_table)),
+    ("kernels-cpu.md", "fused-tables", "*-ops-*.json", one_by_one(fused_table)),
+    ("kernels-cpu.md", "model-tables", "*-model-*.json", one_by_one(model_table)),
+    ("kernels-cpu.md", "llama-cpp-tables", "*-llama-cpp-*.json", one_by_one(llama_table)),
+]
+
+
+def make_section(page, text, section, root):
+    name, results, table = section
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    head, _, rest = text.partition(begin)
+    _, found, tail = rest.partition(end)
     if not found:
-        sys.exit(f"{PAGE}: expected the markers {BEGIN} and {END}")
+        sys.exit(f"{page}: expected the markers {begin} and {end}")
     tables = {}
-    for path in sorted(glob.glob(os.path.join(root, RESULTS))):
-        name = os.path.basename(path)
+    for path in sorted(glob.glob(os.path.join(root, "bench", "results", results))):
+        file_name = os.path.basename(path)
         with open(path, encoding="utf-8") as file:
-            tables.setdefault(re.sub(r"-run\d+", "", name), []).append((name, json.load(file)))
+            runs = tables.setdefault(re.sub(r"-run\d+", "", file_name), [])
+            runs.append((file_name, json.load(file)))
     lines = []
     for runs in tables.values():
-        lines += ["", *make_table(runs)]
-    return head + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + tail
+        made = table(runs)
+        lines += ["", *made] if made else []
+    return head + begin + "\n" + "\n".join(lines) + "\n\n" + end + tail
+
+
+def make_page(page, root, is_check):
+    """Whether the page is as it should be, or has become so."""
+    path = os.path.join(root, "docs", page)
+    with open(path, encoding="utf-8") as file:
+        old = file.read()
+    new = old
+    for name, *section in SECTIONS:
+        if name == page:
+            new = make_section(os.path.join("docs", page), new, section, root)
+    if new != old and not is_check:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(new)
+    return new == old or not is_check
 
 
 def main():
@@ -120,16 +273,10 @@ def main():
     if is_check:
         arguments.remove("--check")
     root = arguments[0] if arguments else "."
-    path = os.path.join(root, PAGE)
-    with open(path, encoding="utf-8") as file:
-        page = file.read()
-    made = make_page(page, root)
-    if is_check and made != page:
-        sys.exit(f"{PAGE}: the tables are not those of bench/results; "
-                 "run tools/make_kernel_tables.py")
-    if not is_check:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(made)
+    for page in sorted({section[0] for section in SECTIONS}):
+        if not make_page(page, root, is_check):
+            sys.exit(f"docs/{page}: the tables are not those of bench/results; "
+                     "run tools/make_kernel_tables.py")
 
 
 if __name__ == "__main__":

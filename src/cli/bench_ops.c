@@ -8,19 +8,32 @@
 #include <string.h>
 
 #include "cli/command.h"
+#include "cli/engine_settings.h"
 #include "cli/output.h"
 
 static const struct bench_ops_settings bench_ops_defaults = {
-    .device = "cuda",
     .shapes = "qwen2.5",
-    .rows = "128,256,512,1024,2048,4096,8192,16384",
+    .op = {.value = BENCH_OP_GEMM_SWIGLU},
+    .cpu = {.value = IMBREX_CPU_ALL},
     .num_pairs = {.value = 15},
     .replay_ms = {.value = 4.0},
     .near = {.value = 1.25},
 };
 
-static const struct option_choice op_choices[] = {
-    {"gemm_swiglu", IMBREX_KERNEL_OP_GEMM_SWIGLU}, {"gemm", IMBREX_KERNEL_OP_GEMM}, {NULL, 0}};
+#define CUDA_ROWS "128,256,512,1024,2048,4096,8192,16384"
+#define CPU_ROWS "1,8,64,512"
+
+static const struct option_choice op_choices[] = {{"gemm_swiglu", BENCH_OP_GEMM_SWIGLU},
+                                                  {"gemm", BENCH_OP_GEMM},
+                                                  {"embedding", BENCH_OP_EMBEDDING},
+                                                  {"rmsnorm", BENCH_OP_RMSNORM},
+                                                  {"qkv_proj", BENCH_OP_QKV_PROJ},
+                                                  {"rope_kv", BENCH_OP_ROPE_KV},
+                                                  {"attention", BENCH_OP_ATTENTION},
+                                                  {"o_proj", BENCH_OP_O_PROJ},
+                                                  {"down_proj", BENCH_OP_DOWN_PROJ},
+                                                  {"lm_head", BENCH_OP_LM_HEAD},
+                                                  {NULL, 0}};
 static const struct option_choice plans_choices[] = {{"chosen", BENCH_PLANS_CHOSEN},
                                                      {"schedules", BENCH_PLANS_SCHEDULES},
                                                      {"all", BENCH_PLANS_ALL},
@@ -39,13 +52,17 @@ static const struct option_spec bench_ops_options[] = {
      .argument = "NAME",
      .type = OPTION_TYPE_STRING,
      .group = "What",
-     .help = "cuda, or cuda:1 for the second GPU",
+     .help = "cpu, cuda, or cuda:1 for the second GPU",
+     .default_text = "cuda if there is a GPU, else cpu",
      .offset = offsetof(struct bench_ops_settings, device)},
     {.long_name = "op",
      .argument = "NAME",
      .type = OPTION_TYPE_CHOICE,
      .group = "What",
-     .help = "gemm_swiglu (gate_proj, up_proj and the activation) or gemm (down_proj)",
+     .help = "gemm_swiglu (gate_proj, up_proj and the activation); on a GPU gemm (down_proj) too; "
+             "on a CPU embedding, rmsnorm, qkv_proj, rope_kv, attention, o_proj, down_proj or "
+             "lm_head",
+     .default_text = "gemm_swiglu; on a CPU all",
      .choices = op_choices,
      .offset = offsetof(struct bench_ops_settings, op)},
     {.long_name = "shapes",
@@ -60,7 +77,23 @@ static const struct option_spec bench_ops_options[] = {
      .type = OPTION_TYPE_STRING,
      .group = "What",
      .help = "numbers of tokens",
+     .default_text = CUDA_ROWS "; on a CPU " CPU_ROWS,
      .offset = offsetof(struct bench_ops_settings, rows)},
+    {.long_name = "dtype",
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "What",
+     .help = "types of weights, such as bf16,q8_0,q4_0; on a CPU only",
+     .default_text = "bf16",
+     .offset = offsetof(struct bench_ops_settings, dtypes)},
+    {.long_name = "cpu",
+     .argument = "KIND",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help = "kernels: vnni, avx512, avx2 or ref alone, or auto, all that this machine has; on a "
+             "CPU only",
+     .choices = engine_cpu_choices,
+     .offset = offsetof(struct bench_ops_settings, cpu)},
     {.long_name = "plans",
      .argument = "KIND",
      .type = OPTION_TYPE_CHOICE,
@@ -93,11 +126,22 @@ static const struct option_spec bench_ops_options[] = {
          "no times, but how many results lie more than one bf16 ulp from the fp64 reference, at "
          "input scales 0.3, 1, 3 and 10, beside other ways to compute them",
      .offset = offsetof(struct bench_ops_settings, numerics)},
+    {.long_name = "threads",
+     .short_name = 't',
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "How",
+     .help = "compute threads; on a CPU only",
+     .default_text = "all CPUs of this process",
+     .min = 1,
+     .max = 1024,
+     .offset = offsetof(struct bench_ops_settings, threads)},
     {.long_name = "pairs",
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
      .group = "How",
-     .help = "times that all contestants run, one after the other",
+     .help = "times that all contestants run, one after the other; fewer where that takes long on "
+             "a CPU",
      .min = 1,
      .max = 1000,
      .offset = offsetof(struct bench_ops_settings, num_pairs)},
@@ -139,6 +183,11 @@ static const struct option_spec bench_ops_options[] = {
      .group = "How",
      .help = "kernels start when the one before them has ended",
      .offset = offsetof(struct bench_ops_settings, no_overlap)},
+    {.long_name = "no-roofs",
+     .type = OPTION_TYPE_FLAG,
+     .group = "How",
+     .help = "do not measure what the machine can do; on a CPU only",
+     .offset = offsetof(struct bench_ops_settings, no_roofs)},
     {.long_name = "cublaslt",
      .argument = "FILE",
      .type = OPTION_TYPE_STRING,
@@ -158,8 +207,10 @@ static const struct option_spec bench_ops_options[] = {
 
 /* Source: config.json of Qwen/Qwen2.5-*. */
 static const struct bench_shape qwen2_5_shapes[] = {
-    {"0.5B", 896, 4864},  {"1.5B", 1536, 8960}, {"3B", 2048, 11008},  {"7B", 3584, 18944},
-    {"14B", 5120, 13824}, {"32B", 5120, 27648}, {"72B", 8192, 29568},
+    {"0.5B", 896, 4864, 14, 2, 64, 151936},   {"1.5B", 1536, 8960, 12, 2, 128, 151936},
+    {"3B", 2048, 11008, 16, 2, 128, 151936},  {"7B", 3584, 18944, 28, 4, 128, 152064},
+    {"14B", 5120, 13824, 40, 8, 128, 152064}, {"32B", 5120, 27648, 40, 8, 128, 152064},
+    {"72B", 8192, 29568, 64, 8, 128, 152064},
 };
 #define NUM_QWEN2_5_SHAPES (int)(sizeof(qwen2_5_shapes) / sizeof(qwen2_5_shapes[0]))
 
@@ -254,11 +305,57 @@ static int parse_list(const char *list, bool (*parse)(const char *, struct bench
     return is_ok ? EXIT_CODE_OK : EXIT_CODE_INPUT;
 }
 
-static int parse_device(const char *name, int32_t *device_idx)
+static bool parse_dtype(const char *word, struct bench_ops_cells *cells)
+{
+    if (!bench_dtype_is_known(word)) {
+        output_error("bench ops: --dtype: expected types of weights, such as bf16 or q4_0, found "
+                     "\"%s\"",
+                     word);
+        return false;
+    }
+    if (cells->num_dtypes == BENCH_MAX_DTYPES) {
+        output_error("bench ops: --dtype: expected at most %d", BENCH_MAX_DTYPES);
+        return false;
+    }
+    snprintf(cells->dtypes[cells->num_dtypes++], sizeof(cells->dtypes[0]), "%s", word);
+    return true;
+}
+
+const char *bench_op_name(enum bench_op op)
+{
+    for (const struct option_choice *choice = op_choices; choice->name != NULL; choice++) {
+        if (choice->value == (int64_t)op) {
+            return choice->name;
+        }
+    }
+    return "?";
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+/* Of no device that is named: the first GPU, if there is one. */
+static bool has_gpu(void)
+{
+#if IMBREX_CUDA
+    struct imbrex_device *device = NULL;
+    if (imbrex_device_open(0, NULL, &device, NULL) == IMBREX_STATUS_OK) {
+        imbrex_device_close(device);
+        return true;
+    }
+#endif
+    return false;
+}
+
+static int parse_device(const char *name, int32_t *device_idx, bool *is_cpu)
 {
     const char *end = NULL;
     int32_t above = 0;
     *device_idx = 0;
+    *is_cpu = false;
+    if (name == NULL || strcmp(name, "cpu") == 0) {
+        *is_cpu = name != NULL || !has_gpu();
+        return EXIT_CODE_OK;
+    }
     if (strcmp(name, "cuda") == 0 || strcmp(name, "cuda:0") == 0) {
         return EXIT_CODE_OK;
     }
@@ -266,29 +363,85 @@ static int parse_device(const char *name, int32_t *device_idx)
         *device_idx = above;
         return EXIT_CODE_OK;
     }
-    output_error("bench ops: --device: expected cuda or cuda:N, found \"%s\"", name);
+    output_error("bench ops: --device: expected cpu, cuda or cuda:N, found \"%s\"", name);
     return EXIT_CODE_INPUT;
+}
+
+/* An option or op that the device has nothing to do with. */
+static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
+{
+    bool is_cpu_op = settings->op.value >= BENCH_OP_EMBEDDING;
+    const char *foreign = NULL;
+
+    if (is_cpu) {
+        foreign = settings->plans.given                 ? "plans"
+                  : settings->weights.given             ? "weights"
+                  : settings->numerics                  ? "numerics"
+                  : settings->replay_ms.given           ? "replay-ms"
+                  : settings->clock.given               ? "clock"
+                  : settings->energy_ms.given           ? "energy-ms"
+                  : settings->group_m.given             ? "group-m"
+                  : settings->no_overlap                ? "no-overlap"
+                  : settings->cublaslt != NULL          ? "cublaslt"
+                  : settings->op.value == BENCH_OP_GEMM ? "op gemm"
+                                                        : NULL;
+    } else {
+        foreign = settings->dtypes != NULL  ? "dtype"
+                  : settings->cpu.given     ? "cpu"
+                  : settings->threads.given ? "threads"
+                  : settings->no_roofs      ? "no-roofs"
+                  : is_cpu_op               ? "op"
+                                            : NULL;
+    }
+    if (foreign == NULL) {
+        return EXIT_CODE_OK;
+    }
+    output_error("bench ops: --%s%s%s: expected --device %s with it, found %s", foreign,
+                 !is_cpu && is_cpu_op ? " " : "",
+                 !is_cpu && is_cpu_op ? bench_op_name((enum bench_op)settings->op.value) : "",
+                 is_cpu ? "cuda" : "cpu", is_cpu ? "cpu" : "cuda");
+    return EXIT_CODE_INPUT;
+}
+
+static int parse_lists(const struct bench_ops_settings *settings, bool is_cpu,
+                       struct bench_ops_cells *cells)
+{
+    const char *rows = settings->rows != NULL ? settings->rows : is_cpu ? CPU_ROWS : CUDA_ROWS;
+    int exit_code = parse_list(settings->shapes, parse_shape, cells);
+
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = parse_list(rows, parse_rows, cells);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code =
+            parse_list(settings->dtypes != NULL ? settings->dtypes : "bf16", parse_dtype, cells);
+    }
+    return exit_code;
 }
 
 static int run(const void *settings_bytes, const char *model)
 {
     const struct bench_ops_settings *settings = settings_bytes;
     struct bench_ops_cells cells = {0};
+    bool is_cpu;
 
     if (model != NULL) {
         output_error("bench ops: expected no model, found \"%s\"; see imbrex help bench ops",
                      model);
         return EXIT_CODE_INPUT;
     }
-    int exit_code = parse_device(settings->device, &cells.device_idx);
+    int exit_code = parse_device(settings->device, &cells.device_idx, &is_cpu);
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = parse_list(settings->shapes, parse_shape, &cells);
+        exit_code = check_device(settings, is_cpu);
     }
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = parse_list(settings->rows, parse_rows, &cells);
+        exit_code = parse_lists(settings, is_cpu, &cells);
     }
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
+    }
+    if (is_cpu) {
+        return bench_ops_cpu(settings, &cells);
     }
 #if IMBREX_CUDA
     return bench_ops_cuda(settings, &cells);
@@ -301,16 +454,18 @@ static int run(const void *settings_bytes, const char *model)
 const struct command bench_ops = {
     .name = "bench ops",
     .synopsis = "[options]",
-    .summary = "the kernels, beside other libraries",
+    .summary = "the kernels, beside other libraries and beside what the machine can do",
     .description =
-        "Proves kernels against a reference in double precision, then times them beside cuBLASLt: "
-        "its bare GEMM, and its GEMM followed by one activation kernel. All run in one process, "
-        "one "
-        "after the other, on random inputs that rotate through more memory than the L2 cache "
-        "holds; figures are medians, with the 10th and 90th percentile beside them.",
+        "Proves kernels against a reference, then times them. On a GPU beside cuBLASLt: its bare "
+        "GEMM, and its GEMM followed by one activation kernel. On a CPU, each kernel path beside "
+        "the others and beside the measured rates of memory and arithmetic; the fused MLP beside "
+        "two products and a pass for the activation. All run in one process, one after the other, "
+        "on random inputs that rotate through more memory than the caches hold; figures are "
+        "medians, with the 10th and 90th percentile beside them.",
     .examples = "  imbrex bench ops -o bench/results/2026-11-29-h200-gemm_swiglu.json\n"
                 "  imbrex bench ops --op gemm --shapes 7B --m 512,4096 -o down_proj.json\n"
-                "  imbrex bench ops --shapes 72B --m 4096 --clock burst\n",
+                "  imbrex bench ops --shapes 72B --m 4096 --clock burst\n"
+                "  imbrex bench ops --device cpu --shapes 0.5B --dtype bf16,q8_0,q4_0\n",
     .options = {bench_ops_options, sizeof(bench_ops_options) / sizeof(bench_ops_options[0])},
     .defaults = &bench_ops_defaults,
     .settings_bytes = sizeof(bench_ops_defaults),

@@ -1,11 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* imbrex bench ops: its settings, which cli/bench_ops.c reads, and what measures, which lies beside
- * the peers in bench/cuda. */
+ * the peers in bench/cuda, and in bench/cpu. */
 #ifndef IMBREX_CLI_BENCH_OPS_H
 #define IMBREX_CLI_BENCH_OPS_H
 
 #include "cli/options.h"
 #include "imbrex_ops.h"
+
+/* Ops of a layer, as the CPU has them; a GPU has gemm_swiglu and gemm. */
+enum bench_op {
+    BENCH_OP_GEMM_SWIGLU = IMBREX_KERNEL_OP_GEMM_SWIGLU,
+    BENCH_OP_GEMM = IMBREX_KERNEL_OP_GEMM,
+    BENCH_OP_EMBEDDING = 100,
+    BENCH_OP_RMSNORM,
+    BENCH_OP_QKV_PROJ,
+    BENCH_OP_ROPE_KV,
+    BENCH_OP_ATTENTION,
+    BENCH_OP_O_PROJ,
+    BENCH_OP_DOWN_PROJ,
+    BENCH_OP_LM_HEAD,
+};
 
 enum bench_plans {
     BENCH_PLANS_CHOSEN,    /* the library's choice, and the cost model's where that is another */
@@ -22,19 +36,22 @@ enum bench_clock {
 };
 
 struct bench_ops_settings {
-    const char *device, *shapes, *rows, *cublaslt, *output;
+    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output;
+    struct option_integer threads, cpu;
     struct option_integer op, plans, weights, clock, num_pairs, group_m;
     struct option_real replay_ms, energy_ms, near;
-    bool numerics, no_overlap;
+    bool numerics, no_overlap, no_roofs;
 };
 
 #define BENCH_MAX_SHAPES 32
 #define BENCH_MAX_ROWS 32
+#define BENCH_MAX_DTYPES 16
 
-/* An MLP of a model. */
+/* A model; of "HxI", its MLP alone: the other sizes are 0. */
 struct bench_shape {
     char name[32];
     int32_t hidden_size, intermediate_size;
+    int32_t num_heads, num_kv_heads, head_dim, vocab_size;
 };
 
 /* What the lists in the settings say. */
@@ -44,9 +61,20 @@ struct bench_ops_cells {
     int num_shapes;
     int32_t rows[BENCH_MAX_ROWS]; /* M */
     int num_rows;
+    char dtypes[BENCH_MAX_DTYPES][16];
+    int num_dtypes;
 };
 
 /* An exit code. Only in programs that were built with CUDA. */
 int bench_ops_cuda(const struct bench_ops_settings *settings, const struct bench_ops_cells *cells);
+
+/* The kernels behind the CPU engine's ops, of which imbrex_ops.h says nothing: bench/cpu is linked
+ * with the library, and this is what it shows. An exit code. */
+IMBREX_API int bench_ops_cpu(const struct bench_ops_settings *settings,
+                             const struct bench_ops_cells *cells);
+/* Whether --dtype may name it. */
+IMBREX_API bool bench_dtype_is_known(const char *name);
+/* "gemm_swiglu": as --op has it. */
+const char *bench_op_name(enum bench_op op);
 
 #endif

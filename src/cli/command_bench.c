@@ -5,6 +5,7 @@
 static const struct command *const bench_commands[] = {
     &bench_engine,
     &bench_kv,
+    &bench_model,
     &bench_ops,
     NULL,
 };
@@ -16,6 +17,7 @@ const struct command command_bench = {
     .description = "Measures how fast this machine is with a model, or with the kernels alone.",
     .examples = "  imbrex bench engine --requests 32 --concurrency 4\n"
                 "  imbrex bench kv --sessions 32 --policy lru,lfu,predictive\n"
+                "  imbrex bench model random:qwen2.5-0.5b -p 512 -n 128 -t 1,2\n"
                 "  imbrex bench ops --op gemm_swiglu --m 128,4096\n"
                 "  imbrex help bench engine\n",
     .subcommands = bench_commands,

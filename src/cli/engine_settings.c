@@ -10,8 +10,19 @@
 #include "cli/output.h"
 #include "imbrex_kv.h"
 
+#define VNNI_FEATURES (IMBREX_CPU_AVX2 | IMBREX_CPU_AVX512 | IMBREX_CPU_AVX512_VNNI)
+
+/* Whatever rounds to bf16, and what the machine has beside it. */
+#define ANY_BF16 (IMBREX_CPU_ALL | IMBREX_CPU_AMX_BF16 | IMBREX_CPU_AVX512_BF16)
+
 const struct option_choice engine_cpu_choices[] = {
     {"auto", IMBREX_CPU_ALL},
+    {"bf16", ANY_BF16},
+    {"amx-bf16", VNNI_FEATURES | IMBREX_CPU_AMX_INT8 | IMBREX_CPU_AMX_BF16},
+    {"avx512-bf16", VNNI_FEATURES | IMBREX_CPU_AVX512_BF16},
+    {"amx-int8", VNNI_FEATURES | IMBREX_CPU_AMX_INT8},
+    {"vnni", VNNI_FEATURES},
+    {"avx512", IMBREX_CPU_AVX2 | IMBREX_CPU_AVX512},
     {"avx2", IMBREX_CPU_AVX2},
     {"ref", 0},
     {NULL, 0},
@@ -123,11 +134,15 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
 int engine_settings_check(const struct engine_settings *settings,
                           const struct imbrex_memory_plan *plan)
 {
-    if (settings->cpu.value == IMBREX_CPU_AVX2 && strcmp(plan->kernels, "avx2") != 0) {
-        output_error("--cpu avx2: expected a machine with AVX2, FMA and F16C, found one whose best "
-                     "kernels are \"%s\"",
-                     plan->kernels);
-        return EXIT_CODE_INPUT;
+    for (const struct option_choice *choice = engine_cpu_choices; choice->name != NULL; choice++) {
+        bool is_had = choice->value == ANY_BF16 ? strstr(plan->kernels, choice->name) != NULL
+                                                : strcmp(plan->kernels, choice->name) == 0;
+        if (choice->value == settings->cpu.value && choice->value != IMBREX_CPU_ALL && !is_had) {
+            output_error("--cpu %s: expected a machine with these instructions, found one whose "
+                         "best kernels are \"%s\"",
+                         choice->name, plan->kernels);
+            return EXIT_CODE_INPUT;
+        }
     }
     return EXIT_CODE_OK;
 }

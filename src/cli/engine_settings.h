@@ -42,8 +42,12 @@ extern const struct option_choice engine_cpu_choices[];
      .argument = "KIND",                                               \
      .type = OPTION_TYPE_CHOICE,                                       \
      .group = "Engine",                                                \
-     .help = "kernels to use: avx2 (AVX2, FMA and F16C), ref (plain "  \
-             "C), or auto, the best that this machine has",            \
+     .help = "kernels to use: bf16 (the best that round activations "  \
+             "to bf16, which auto never does: amx-bf16 or "            \
+             "avx512-bf16), amx-int8 (AMX), "                          \
+             "vnni (AVX-512 with VNNI), avx512, avx2 (AVX2, FMA and " \
+             "F16C), ref (plain C), or auto, the best that this " \
+             "machine has", \
      .choices = engine_cpu_choices,                                    \
      .offset = offsetof(settings, engine.cpu)}
 

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""imbrex bench ops: what is read before a GPU is looked for."""
+"""imbrex bench ops: what is read before a GPU is looked for, and the CPU's cells. No speed is
+asserted."""
+import json
 import re
 import unittest
 
 from support import TestCase, run
 
 OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "weights", "numerics", "pairs",
-           "replay-ms", "clock", "energy-ms", "group-m", "no-overlap", "cublaslt", "output", "help"}
+           "replay-ms", "clock", "energy-ms", "group-m", "no-overlap", "cublaslt", "output", "help",
+           "dtype", "cpu", "threads", "no-roofs"}
+CPU_OPS = ["embedding", "rmsnorm", "qkv_proj", "rope_kv", "attention", "o_proj", "down_proj",
+           "gemm_swiglu", "lm_head"]
 
 
 class BenchOps(TestCase):
@@ -36,10 +41,13 @@ class BenchOps(TestCase):
         self.refused(["--m", "128,-1"], "--m", '"-1"')
         self.refused(["--m", "16777217"], "--m", '"16777217"')
         self.refused(["--m", ",".join(["1"] * 33)], "--m", "at most 32")
+        self.refused(["--device", "cpu", "--dtype", "bf16,q9_0"], "--dtype", '"q9_0"')
+        self.refused(["--device", "cpu", "--dtype", ",".join(["f16"] * 17)], "--dtype",
+                     "at most 16")
 
     # Fault: another device that is taken for the first GPU.
     def test_bad_device(self):
-        for name in ("gpu", "cuda:", "cuda:x", "cuda:1x", "cuda:-1"):
+        for name in ("gpu", "cpu:1", "cuda:", "cuda:x", "cuda:1x", "cuda:-1"):
             self.refused(["--device", name], "--device", name)
 
     # Fault: a model that is silently left alone.
@@ -48,12 +56,79 @@ class BenchOps(TestCase):
 
     # Fault: a machine without a GPU gets no reason, or an exit code of success.
     def test_without_a_gpu(self):
-        result = run("bench", "ops", "--shapes", "64x64", "--m", "1", "--pairs", "1")
+        result = run("bench", "ops", "--device", "cuda", "--shapes", "64x64", "--m", "1", "--pairs",
+                     "1")
         if result.returncode == 0:
             self.skipTest("there is a GPU")
         message = result.stderr.decode()
         self.assertEqual(message.count("\n"), 1, message)
         self.assertIn("CUDA", message)
+
+    # Fault: an option of one device that the other one ignores.
+    def test_options_of_the_other_device(self):
+        for option in (["--plans", "all"], ["--weights", "separate"], ["--numerics"],
+                       ["--replay-ms", "1"], ["--clock", "burst"], ["--energy-ms", "1"],
+                       ["--group-m", "1"], ["--no-overlap"], ["--cublaslt", "x.so"],
+                       ["--op", "gemm"]):
+            self.refused(["--device", "cpu", *option], option[0], "--device cuda")
+        for option in (["--dtype", "bf16"], ["--cpu", "ref"], ["--threads", "1"],
+                       ["--no-roofs"], ["--op", "lm_head"]):
+            self.refused(["--device", "cuda", *option], option[0], "--device cpu")
+
+    def cpu_report(self, *arguments):
+        path = self.path("ops.json")
+        result = run("bench", "ops", "--device", "cpu", "--pairs", "2", "-o", path, *arguments)
+        self.assert_ok(result)
+        with open(path, encoding="utf-8") as file:
+            report = json.load(file)
+        self.assertEqual((report["benchmark"], report["device"], report["interrupted"]),
+                         ("ops", "cpu", False))
+        printed = result.stdout.decode().splitlines()
+        num_contestants = sum(len(row["contestants"]) for row in report["rows"])
+        self.assertEqual(len(printed), 1 + num_contestants + len(report["left_out"]))
+        for row in report["rows"]:
+            self.assertEqual(row["roof_us"] > 0, "--no-roofs" not in arguments)
+            for contestant in row["contestants"]:
+                self.assertLessEqual(contestant["us"]["p10"], contestant["us"]["median"])
+                self.assertLessEqual(contestant["us"]["median"], contestant["us"]["p90"])
+                self.assertEqual(contestant["percent_of_roof"]["p10"] > 0, row["roof_us"] > 0)
+                self.assertLessEqual(contestant["error"], 1e-4)
+        return report
+
+    # Fault: rows, types or kernels that are left out or measured twice; a pair for what is no MLP;
+    # work or temporary memory of another size.
+    def test_mlp(self):
+        report = self.cpu_report("--shapes", "256x512", "--m", "1,3", "--dtype", "bf16,q8_0,q4_k",
+                                 "--op", "gemm_swiglu", "--threads", "2", "--no-roofs")
+        self.assertEqual(report["threads"], 2)
+        self.assertEqual([(row["dtype"], row["m"]) for row in report["rows"]],
+                         [(dtype, m) for dtype in ("BF16", "Q8_0", "Q4_K") for m in (1, 3)])
+        paths = [entry["path"] for entry in report["rows"][0]["contestants"]]
+        self.assertEqual(paths[-2:], ["ref", "ref"])
+        self.assertEqual(len(set(paths)) * 2, len(paths))
+        for row in report["rows"]:
+            self.assertEqual(row["flops"], 4 * row["m"] * 256 * 512)
+            for fused, unfused in zip(row["contestants"][::2], row["contestants"][1::2]):
+                self.assertEqual((fused["kind"], unfused["kind"]), ("op", "unfused"))
+                self.assertEqual((fused["temporary_bytes"], unfused["temporary_bytes"]),
+                                 (0, 2 * 4 * row["m"] * 512))
+                self.assertGreater(fused["unfused_over_fused"]["median"], 0)
+                self.assertNotIn("unfused_over_fused", unfused)
+
+    # Fault: an op of the shape that is not there, or one that a type or shape has not is measured
+    # all the same.
+    def test_left_out(self):
+        report = self.cpu_report("--shapes", "96x256", "--m", "2", "--dtype", "q4_k", "--cpu",
+                                 "ref", "--no-roofs")
+        self.assertEqual([row["op"] for row in report["rows"]], ["rmsnorm", "down_proj"])
+        self.assertEqual(sorted([entry["op"] for entry in report["left_out"]] +
+                                ["rmsnorm", "down_proj"]), sorted(CPU_OPS))
+
+    # Fault: kernels by name that are not those, or of which others run beside them.
+    def test_one_path(self):
+        report = self.cpu_report("--shapes", "64x64", "--m", "1", "--op", "down_proj", "--cpu",
+                                 "ref")
+        self.assertEqual([entry["path"] for entry in report["rows"][0]["contestants"]], ["ref"])
 
 
 if __name__ == "__main__":

@@ -121,7 +121,8 @@ class Mistakes(TestCase):
             ("--threads", "0", "[1, "), ("--ctx-size", "1", "[2, 16777216]"),
             ("--seed", "-1", "[0, "),
             ("--seed", "18446744073709551616", "18446744073709551615]"),
-            ("--cpu", "mmx", "auto, avx2, ref"),
+            ("--cpu", "mmx",
+             "auto, bf16, amx-bf16, avx512-bf16, amx-int8, vnni, avx512, avx2, ref"),
         ]
         for option, value, expected in cases:
             self.assert_error(run("run", "-p", "a", option, value), 2, f"{option}: expected",

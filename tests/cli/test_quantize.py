@@ -86,6 +86,22 @@ class Quantize(TestCase):
         _, report = self.quantize(folder, "back.gguf", "--type", "f32")
         self.assertEqual(report["rms_error"], 0)
 
+    # Fault: the file of a model without a tokenizer does not say so, without which llama.cpp does
+    # not open it, or is refused here because of it.
+    def test_no_tokenizer(self):
+        model = self.model()
+        os.remove(model.path("tokenizer.json"))
+        path, _ = self.quantize(model.folder, "ids.gguf", "--type", "f16")
+        again, _ = self.quantize(path, "again.gguf", "--type", "f16")
+        for name in (path, again):
+            with open(name, "rb") as file:
+                key = b"tokenizer.ggml.model\x08\0\0\0\x08" + 7 * b"\0" + b"no_vocab"
+                self.assertEqual(file.read().count(key), 1)
+        ids = self.write("ids.json", json.dumps(list(range(3, 40))))
+        score = run("perplexity", path, "--ids", ids, "--json")
+        self.assertEqual(score.returncode, 0, score.stderr)
+        self.assertIn(b"has no tokenizer", score.stderr)
+
     # Fault: scores of one model given for both.
     def test_perplexity(self):
         ids = self.write("ids.json", json.dumps([1] + [(7 * i) % 250 + 260 for i in range(80)]))

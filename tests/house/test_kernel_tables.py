@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of docs/kernels.md are those of the result files."""
+"""The figures of docs/kernels.md and docs/kernels-cpu.md are those of the result files."""
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,36 @@ import unittest
 
 SCRIPT = os.path.join("tools", "make_kernel_tables.py")
 PAGE = os.path.join("docs", "kernels.md")
+CPU_PAGE = os.path.join("docs", "kernels-cpu.md")
+HEADER = {"date": "2026-11-30T01:02:03Z",
+          "machine": {"cpu": "A CPU", "num_cpus": 2, "version": "0.1.0", "commit": "abc1234"}}
+
+
+def spread(value):
+    return {"median": value, "p10": value - 0.01, "p90": value + 0.01}
+
+
+def contestant(path, kind, microseconds, **more):
+    return {"path": path, "kind": kind, "us": spread(microseconds), "percent_of_roof": spread(87.0),
+            **more}
+
+
+OPS = {**HEADER, "benchmark": "ops", "threads": 2, "rows": [
+    {"op": "gemm_swiglu", "shape": "0.5B", "dtype": "BF16", "m": m, "out_features": 4864,
+     "bound_by": "read", "contestants": [
+         contestant("vnni", "op", 123.4 * m, unfused_over_fused=spread(1.25)),
+         contestant("vnni", "unfused", 154.25 * m), contestant("avx2", "op", 234.5 * m)]}
+    for m in (1, 8)]}
+MODEL = {**HEADER, "benchmark": "model", "rows": [
+    {"model": "qwen2 494M BF16", "kernels": "vnni", "threads": 2, "test": "tg128",
+     "tokens_per_s": 33.25, "deviation": 0.5, "median_tokens_per_s": 33.5,
+     "roof": {"kind": "read", "percent": 91.0, "samples": [36e9, 38e9]}},
+    {"model": "qwen2 494M BF16", "kernels": "vnni", "threads": 2, "test": "pp512",
+     "tokens_per_s": 210.5, "deviation": 1.5, "median_tokens_per_s": 211.5, "roof": None}]}
+LLAMA = {**HEADER, "benchmark": "llama_cpp", "pairs": 10,
+         "llama_cpp": {"commit": "fedcba9", "package": "0.3.36", "compiler": "c++ 12"}, "rows": [
+             {"file": "qwen.gguf", "kernels": "vnni", "threads": 2, "test": "tg128",
+              "peer": {"median": 25.5}, "ours": {"median": 30.75}, "ratio": spread(1.205)}]}
 
 
 def run(*arguments):
@@ -40,12 +71,36 @@ class Tables(unittest.TestCase):
             with open(os.path.join(root, PAGE), encoding="utf-8") as file:
                 self.assertEqual(file.read(), page)
 
+    def test_cpu_results(self):
+        """Catches a kind of result that is left out of the page, or stands in another's place."""
+        with tempfile.TemporaryDirectory() as root:
+            for folder in ("docs", os.path.join("bench", "results")):
+                shutil.copytree(folder, os.path.join(root, folder))
+            for name, result in (("ops-x", OPS), ("model-x", MODEL), ("llama-cpp-x", LLAMA)):
+                path = os.path.join(root, "bench", "results", f"2026-11-30-box-{name}.json")
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(result, file)
+            self.assertEqual(run("--check", root)[0], 1)
+            self.assertEqual(run(root), (0, ""))
+            with open(os.path.join(root, CPU_PAGE), encoding="utf-8") as file:
+                page = file.read()
+            for line in ("| gemm_swiglu | 0.5B | BF16 | 123.4 (87 % read) | 987.2 (87 % read) |",
+                         "| gemm_swiglu | BF16 | 8 | 987.2 | 1876 |",
+                         "| 0.5B | BF16 | 1.250 (1.240-1.260) | 1.250 (1.240-1.260) | 0 | 38912 |",
+                         "| qwen2 494M BF16 | vnni | 2 | tg128 | 33.25 ± 0.50 | 33.50 | "
+                         "91 % of 38 GB/s read |",
+                         "| qwen2 494M BF16 | vnni | 2 | pp512 | 210.50 ± 1.50 | 211.50 |  |",
+                         "| qwen.gguf | vnni | 2 | tg128 | 25.50 | 30.75 | 1.205 | 1.195-1.215 |"):
+                self.assertEqual(page.count(line + "\n"), 1, line)
+            self.assertEqual(run("--check", root), (0, ""))
+
     def test_no_markers(self):
         """Catches a page that is overwritten where it has no place for tables."""
         with tempfile.TemporaryDirectory() as root:
             os.mkdir(os.path.join(root, "docs"))
-            with open(os.path.join(root, PAGE), "w", encoding="utf-8") as file:
-                file.write("nothing\n")
+            for page in (PAGE, CPU_PAGE):
+                with open(os.path.join(root, page), "w", encoding="utf-8") as file:
+                    file.write("nothing\n")
             status, output = run(root)
             self.assertEqual(status, 1)
             self.assertIn("markers", output)

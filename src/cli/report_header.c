@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/report_header.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/command.h"
+#include "cli/machine.h"
+#include "cli/output.h"
+
+#define DATE_BYTES 32
+
+json_t *report_text(const char *text)
+{
+    json_t *string = text != NULL ? json_string(text) : NULL;
+
+    return string != NULL ? string : json_null();
+}
+
+json_t *report_header(const char *benchmark)
+{
+    struct machine machine;
+    char date[DATE_BYTES] = "";
+    struct tm parts;
+    time_t now = time(NULL);
+
+    machine_describe(&machine);
+    if (gmtime_r(&now, &parts) != NULL) {
+        (void)strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &parts);
+    }
+    return json_pack("{s:s, s:s, s:{s:o, s:i, s:s, s:s?}}", "benchmark", benchmark, "date", date,
+                     "machine", "cpu", report_text(machine.cpu_name), "num_cpus",
+                     (int)machine.num_cpus, "version", machine.version, "commit", machine.commit);
+}
+
+int report_open(const char *path, FILE **file)
+{
+    *file = fopen(path, "ae");
+    if (*file == NULL) {
+        output_error("%s: cannot write: %s", path, strerror(errno));
+        return EXIT_CODE_FAILURE;
+    }
+    return EXIT_CODE_OK;
+}
+
+int report_write(const char *path, FILE *file, const json_t *root)
+{
+    char *text = json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+
+    if (text == NULL) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
+    /* What is no regular file, a pipe or a device, cannot be made empty and needs not be. */
+    bool is_written = (ftruncate(fileno(file), 0) == 0 || errno == EINVAL) &&
+                      fprintf(file, "%s\n", text) >= 0 && fflush(file) == 0;
+    if (!is_written) {
+        output_error("%s: cannot write: %s", path, strerror(errno));
+    }
+    free(text);
+    return is_written ? EXIT_CODE_OK : EXIT_CODE_FAILURE;
+}

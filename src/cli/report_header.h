@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every JSON report of a benchmark begins with. */
+#ifndef IMBREX_CLI_REPORT_HEADER_H
+#define IMBREX_CLI_REPORT_HEADER_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+/* {"benchmark", "date", "machine"}; NULL if memory is out. */
+json_t *report_header(const char *benchmark);
+/* A path need not be UTF-8, which JSON is: then, and for NULL, it is null. */
+json_t *report_text(const char *text);
+/* Opens a file that is to be replaced at the end, so that a name that cannot be written costs no
+ * run. Returns an exit code. */
+int report_open(const char *path, FILE **file);
+/* The root as text, in place of what the file held. Returns an exit code. */
+int report_write(const char *path, FILE *file, const json_t *root);
+
+#endif

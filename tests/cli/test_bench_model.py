@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""imbrex bench model: its tests, samples and report. No speed is asserted."""
+import json
+import re
+import statistics
+import unittest
+
+from support import TestCase, run
+
+OPTIONS = {"model", "prompt", "generate", "depth", "repetitions", "no-warmup", "no-roofs", "device",
+           "threads", "max-step-tokens", "cpu", "output", "json", "help"}
+
+
+class BenchModel(TestCase):
+    def rows(self, *arguments):
+        """The rows of the JSON report, checked for what holds for every one."""
+        result = run("bench", "model", *arguments, "-o", "json")
+        self.assert_ok(result)
+        report = json.loads(result.stdout)
+        self.assertEqual((report["benchmark"], report["interrupted"]), ("model", False))
+        self.assertGreater(report["machine"]["num_cpus"], 0)
+        for row in report["rows"]:
+            tokens = row["prompt"] + row["generate"]
+            rates = [tokens * 1e9 / nanoseconds for nanoseconds in row["samples_ns"]]
+            self.assertAlmostEqual(row["tokens_per_s"], statistics.mean(rates),
+                                   delta=1e-6 * max(rates))
+            self.assertAlmostEqual(row["median_tokens_per_s"], statistics.median(rates),
+                                   delta=1e-6 * max(rates))
+            if len(rates) > 1:
+                self.assertAlmostEqual(row["deviation"], statistics.stdev(rates),
+                                       delta=1e-6 * max(rates))
+        return report["rows"]
+
+    def refused(self, arguments, *words):
+        self.assert_error(run("bench", "model", *arguments), 2, *words)
+
+    # Fault: a test that is left out, run twice, or run with another one's tokens or threads.
+    def test_every_combination_once(self):
+        rows = self.rows("-p", "24,5", "-n", "3,0", "-d", "0,32", "-t", "1,2", "-r", "2",
+                         "--no-roofs")
+        found = [(row["threads"], row["test"], row["prompt"], row["generate"], row["depth"])
+                 for row in rows]
+        expected = [(threads, name + suffix, prompt, generate, depth)
+                    for threads in (1, 2) for depth, suffix in ((0, ""), (32, " @ d32"))
+                    for name, prompt, generate in (("pp24", 24, 0), ("pp5", 5, 0), ("tg3", 0, 3))]
+        self.assertEqual(found, expected)
+        for row in rows:
+            self.assertEqual(len(row["samples_ns"]), 2)
+            self.assertIsNone(row["roof"])
+            self.assertGreater(min(row["samples_ns"]), 0)
+
+    # Fault: work that is counted for other tokens than the test's, by which the shares of the roofs
+    # are wrong. The model has 5 layers, 64 hidden units, 8 heads and 4 for keys, 172 units between,
+    # 512 ids, and weights of two bytes.
+    def test_work(self):
+        prompt, generate = self.rows("-p", "16", "-n", "2", "-d", "32", "-r", "1", "--no-roofs")
+        layer = 64 * (2 * 64 + 2 * 32 + 3 * 172)
+        keys = sum(range(33, 49))
+        self.assertEqual(prompt["flops"],
+                         2 * 16 * 5 * layer + 4 * 64 * 5 * keys + 2 * 64 * 512)
+        keys = 33 + 34
+        self.assertEqual(generate["flops"],
+                         2 * 2 * 5 * layer + 4 * 64 * 5 * keys + 2 * 2 * 64 * 512)
+        self.assertEqual(generate["bytes"],
+                         2 * generate["weight_bytes"] + 5 * keys * 2 * 32 * 4)
+
+    # Fault: a roof that is not measured beside each sample, or is that of the other kind of test.
+    def test_roofs(self):
+        prompt, generate = self.rows("-p", "8", "-n", "2", "-r", "3")
+        for row, kind in ((prompt, "fp32"), (generate, "read")):
+            roof = row["roof"]
+            self.assertEqual((roof["kind"], len(roof["samples"])), (kind, 3))
+            self.assertGreater(min(roof["samples"]), 0)
+            work = row["flops"] if kind == "fp32" else row["bytes"]
+            shares = [100 * work * 1e9 / nanoseconds / rate
+                      for nanoseconds, rate in zip(row["samples_ns"], roof["samples"])]
+            self.assertAlmostEqual(roof["percent"], statistics.median(shares),
+                                   delta=1e-5 * max(shares))
+
+    # Fault: a table that shows other tests than the JSON, or JSON that goes to one place only.
+    def test_table_and_file(self):
+        path = self.path("out.json")
+        result = run("bench", "model", "-p", "8", "-n", "2", "-r", "2", "--no-roofs", "--json",
+                     path)
+        self.assert_ok(result)
+        lines = result.stdout.decode().splitlines()
+        self.assertEqual(len(lines), 4)
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        self.assertEqual(cells[0][:6], ["model", "size", "params", "backend", "threads", "test"])
+        with open(path, encoding="utf-8") as file:
+            rows = json.load(file)["rows"]
+        for row, shown in zip(rows, cells[2:], strict=True):
+            self.assertEqual(shown[5], row["test"])
+            self.assertEqual(shown[3], "CPU " + row["kernels"])
+            self.assertRegex(shown[6], r"^\d+\.\d\d ± \d+\.\d\d$")
+
+    # Fault: of several models the first is measured again, or names and types are mixed up.
+    def test_models(self):
+        model = self.model()
+        path = self.path("small.gguf")
+        self.assert_ok(run("quantize", model.folder, path, "--type", "q8_0"))
+        rows = self.rows("-m", model.folder, "-m", path, "-p", "4", "-n", "0", "-r", "1",
+                         "--no-roofs", "--cpu", "ref")
+        self.assertEqual([(row["path"], row["file_type"], row["kernels"]) for row in rows],
+                         [(model.folder, None, "ref"), (path, "Q8_0", "ref")])
+        self.assertTrue(rows[0]["model"].endswith(" F32"), rows[0]["model"])
+
+    # Fault: a prompt that is cut into steps of another size than asked for.
+    def test_step_size(self):
+        self.assertEqual(self.rows("-p", "40", "-n", "0", "-r", "1", "--no-roofs",
+                                   "--max-step-tokens", "16")[0]["max_step_tokens"], 16)
+        self.assertEqual(self.rows("-p", "40", "-n", "0", "-r", "1",
+                                   "--no-roofs")[0]["max_step_tokens"], 512)
+
+    # Fault: an option that is parsed but not in --help, or listed twice.
+    def test_every_option_is_listed_once(self):
+        text = run("help", "bench", "model").stdout.decode()
+        listed = re.findall(r"^  (?:-\w, |    )--([\w-]+)", text, re.M)
+        self.assertEqual(sorted(listed), sorted(OPTIONS))
+
+    # Fault: a list whose bad word is read as something else, or reported without its option.
+    def test_bad_lists(self):
+        for option in ("--prompt", "--generate", "--depth", "--threads"):
+            self.refused([option, "4,x"], option, '"x"')
+            self.refused([option, "4,"], option, '""')
+            self.refused([option, "-1"], option, '"-1"')
+            self.refused([option, ",".join(["16"] * 33)], option, "at most 32")
+        self.refused(["--threads", "0"], "--threads", '"0"')
+        self.refused(["--prompt", "1048577"], "--prompt", "1048576")
+        self.refused(["-p", "0", "-n", "0"], "--prompt", "--generate")
+
+    # Fault: a combination that is silently taken for another one.
+    def test_bad_combinations(self):
+        self.refused(["--device", "cuda"], "--device", '"cuda"')
+        self.refused(["a.gguf", "-m", "b.gguf"], "MODEL", "--model")
+        self.refused(["-d", "8", "--no-roofs"], "--depth", "16")
+        self.refused(["--json", ""], "--json")
+        self.refused(["-m", self.path("none.gguf")], "none.gguf")
+
+
+if __name__ == "__main__":
+    unittest.main()
