@@ -317,12 +317,14 @@ enum imbrex_cpu_features {
     IMBREX_CPU_AVX2 = 1 << 0,        /* AVX2, FMA and F16C */
     IMBREX_CPU_AVX512 = 1 << 1,      /* AVX-512 F, BW, DQ and VL; with AVX2 */
     IMBREX_CPU_AVX512_VNNI = 1 << 2, /* with AVX512 */
-    IMBREX_CPU_AMX_INT8 = 1 << 3,    /* with AVX512_VNNI */
-    /* These round activations to bf16 where weights are bf16; used only when asked for. */
-    IMBREX_CPU_AMX_BF16 = 1 << 16,    /* with AMX_INT8 */
-    IMBREX_CPU_AVX512_BF16 = 1 << 17, /* with AVX512_VNNI */
+    /* Used only when asked for, all with AVX512_VNNI. The first two round activations to bf16 where
+     * weights are bf16; the third is for quantised weights, exact, and no faster than VNNI where it
+     * was measured. */
+    IMBREX_CPU_AMX_BF16 = 1 << 16,
+    IMBREX_CPU_AVX512_BF16 = 1 << 17,
+    IMBREX_CPU_AMX_INT8 = 1 << 18,
 };
-#define IMBREX_CPU_ALL 0xffffu /* whatever the machine has that keeps activations in fp32 */
+#define IMBREX_CPU_ALL 0xffffu /* whatever the machine has of those above the last three */
 
 /* Called around the parts of an engine's step, nested, on the thread that runs it: what NVTX and
  * other tracers want. name is static ("step", "schedule", "forward", "sample", "events"). */

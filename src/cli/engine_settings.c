@@ -18,7 +18,7 @@
 const struct option_choice engine_cpu_choices[] = {
     {"auto", IMBREX_CPU_ALL},
     {"bf16", ANY_BF16},
-    {"amx-bf16", VNNI_FEATURES | IMBREX_CPU_AMX_INT8 | IMBREX_CPU_AMX_BF16},
+    {"amx-bf16", VNNI_FEATURES | IMBREX_CPU_AMX_BF16},
     {"avx512-bf16", VNNI_FEATURES | IMBREX_CPU_AVX512_BF16},
     {"amx-int8", VNNI_FEATURES | IMBREX_CPU_AMX_INT8},
     {"vnni", VNNI_FEATURES},

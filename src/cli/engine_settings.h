@@ -44,7 +44,8 @@ extern const struct option_choice engine_cpu_choices[];
      .group = "Engine",                                                \
      .help = "kernels to use: bf16 (the best that round activations "  \
              "to bf16, which auto never does: amx-bf16 or "            \
-             "avx512-bf16), amx-int8 (AMX), "                          \
+             "avx512-bf16), amx-int8 (for quantised weights, not "     \
+             "chosen by auto either), "                                \
              "vnni (AVX-512 with VNNI), avx512, avx2 (AVX2, FMA and " \
              "F16C), ref (plain C), or auto, the best that this " \
              "machine has", \

@@ -21,6 +21,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "ops/cpu/kernels_vnni.h"
 #include "ops/cpu/tiles_amx.h"
 #include "ops/cpu/vec_avx512.h"
 
@@ -347,7 +348,7 @@ void amx_bf16_linear(const struct linear_params *params, const struct cpu_work *
                      int64_t end)
 {
     if (params->weight.dtype != DTYPE_BF16) {
-        amx_int8_linear(params, work, begin, end);
+        vnni_linear(params, work, begin, end);
         return;
     }
     struct matrix matrix = {.weights = {params->weight.elements, params->weight.elements},
@@ -405,7 +406,7 @@ void amx_bf16_gemm_swiglu(const struct gemm_swiglu_params *params, const struct 
                           int64_t begin, int64_t end)
 {
     if (params->gate.dtype != DTYPE_BF16 || params->up.dtype != DTYPE_BF16) {
-        amx_int8_gemm_swiglu(params, work, begin, end);
+        vnni_gemm_swiglu(params, work, begin, end);
         return;
     }
     struct matrix matrix = {.weights = {params->gate.elements, params->up.elements},

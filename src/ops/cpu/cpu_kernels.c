@@ -19,7 +19,7 @@ const struct cpu_path cpu_paths[CPU_NUM_PATHS] = {
     {"vnni", VNNI_FEATURES},
     {"amx-int8", VNNI_FEATURES | IMBREX_CPU_AMX_INT8},
     {"avx512-bf16", VNNI_FEATURES | IMBREX_CPU_AVX512_BF16},
-    {"amx-bf16", VNNI_FEATURES | AMX_FEATURES},
+    {"amx-bf16", VNNI_FEATURES | IMBREX_CPU_AMX_BF16},
 };
 
 #if defined(__x86_64__)
