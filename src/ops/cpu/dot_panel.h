@@ -37,7 +37,7 @@ typedef void dot_tile_fn(const struct dot_tile *tile, float *sums);
 /* The tiles of an instruction set. */
 struct dot_tiles {
     int32_t vector_bytes;
-    int32_t a_element_bytes; /* of activations: 4, fp32; 2, bf16 */
+    int32_t a_element_bytes; /* of activations */
     int32_t panel_bytes;     /* a panel of weights that L2 holds beside what is on its way there */
     int32_t max_block_k; /* elements of a row that one tile adds up, where there are many rows */
     int32_t most_rows;   /* of a tile */
@@ -70,6 +70,8 @@ struct dot_job {
 };
 
 /* Columns [begin, end) of all tokens. scratch [CPU_SCRATCH_BYTES]. */
-void dot_panels(const struct dot_job *job, unsigned char *scratch, int64_t begin, int64_t end);
+typedef void dot_panels_fn(const struct dot_job *job, unsigned char *scratch, int64_t begin,
+                           int64_t end);
+dot_panels_fn dot_panels;
 
 #endif

@@ -128,12 +128,20 @@ DOT_TILE_SHAPES(DEFINE_TILES)
     [DTYPE_F32][num_rows] = tile_F32_##num_rows##x##num_cols,
 /* Six rows of activations of 4,864 elements come from L2 fast enough. Storing and loading
  * accumulators cost more: 94 GFLOP/s with five blocks, 105 with one, on an EPYC 9004 core. */
-const struct dot_tiles avx512_dot_tiles = {.vector_bytes = 64,
-                                           .a_element_bytes = 4,
-                                           .most_rows = 6,
-                                           .panel_bytes = 384 * 1024,
-                                           .max_block_k = 5120,
-                                           .num_cols = {DOT_TILE_SHAPES(TILE_COLS)},
-                                           .fns = {DOT_TILE_SHAPES(TILE_ENTRIES)}};
+static const struct dot_tiles avx512_dot_tiles = {.vector_bytes = 64,
+                                                  .a_element_bytes = 4,
+                                                  .most_rows = 6,
+                                                  .panel_bytes = 384 * 1024,
+                                                  .max_block_k = 5120,
+                                                  .num_cols = {DOT_TILE_SHAPES(TILE_COLS)},
+                                                  .fns = {DOT_TILE_SHAPES(TILE_ENTRIES)}};
+
+void avx512_dot_panels(const struct dot_job *job, unsigned char *scratch, int64_t begin,
+                       int64_t end)
+{
+    struct dot_job tiled = *job;
+    tiled.tiles = &avx512_dot_tiles;
+    dot_panels(&tiled, scratch, begin, end);
+}
 
 #endif

@@ -4,6 +4,8 @@
 
 #include "ops/cpu/dot_panel.h"
 
-extern const struct dot_tiles avx512_dot_tiles;
+/* dot_panels with the tiles of AVX-512; job->tiles is ignored. */
+void avx512_dot_panels(const struct dot_job *job, unsigned char *scratch, int64_t begin,
+                       int64_t end);
 
 #endif

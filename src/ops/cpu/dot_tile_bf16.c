@@ -1,11 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* linear and gemm_swiglu of bf16 weights with activations rounded to bf16, by AVX-512's dot product
- * of pairs: the walk and the tiles of dot_tile_avx512.c, but that an accumulator takes two elements
- * at a time, one product after the other. Numbers below 2^-126 become zero. */
+ * of pairs. Lanes are columns: the weights of 16 rows of the checkpoint, a group, are turned on the
+ * way into vectors of one pair of elements of each, which meet broadcast pairs of activations.
+ *
+ * Few rows: a group passes by once, turned in registers, 32 elements at a time.
+ *
+ * Many rows: a panel of groups is turned once and stays in L2; the next one comes in meanwhile.
+ *
+ *   for each chunk of rows             as many as have their sums in scratch, where k is cut
+ *     for each panel
+ *       for each block of k            sums wait in scratch between blocks
+ *         for each tile of 12 rows     activations in L1, the next ones on their way to L2
+ *           for each two groups        24 accumulators; of gemm_swiglu one is gate and one up
+ *
+ * An output is one accumulator that takes pairs in ascending order, in whatever tile or block it
+ * stands. Numbers below 2^-126 become zero. */
 #include "ops/cpu/kernels_bf16.h"
 
 #if defined(__x86_64__)
 
+#include <assert.h>
 #include <stddef.h>
 
 #include "ops/cpu/dot_panel.h"
@@ -14,120 +28,525 @@
 #include "ops/cpu/vec_avx512.h"
 
 #define LINE_BYTES 64
-#define STEP_ELEMENTS 32
+#define STEP_ELEMENTS 32 /* of a row, a cache line of them */
+#define STEP_PAIRS 16
+#define GROUP_COLS 16
+#define GROUP_STEP_BYTES (GROUP_COLS * LINE_BYTES)
+#define TILE_GROUPS 2
+#define TILE_MAX_ROWS 12
+#define TILE_MIN_ROWS 6
+#define TILE_AHEADS 4
+#define FEW_MAX_ROWS 8
+/* What memory delivers while a line is on its way, for each of the rows of a group. */
+#define AHEAD_ROW_BYTES 1024
+#define MAX_BLOCK_K 1024
+#define PANEL_BYTES (384 * 1024)
+#define PARTIAL_BYTES (512 * 1024)
+#define SUMS_BYTES (TILE_MAX_ROWS * TILE_GROUPS * LINE_BYTES)
 
-/* X(num_rows): the tiles there are, of four columns each. */
-#define DOT_TILE_SHAPES(X) X(1) X(2) X(3) X(4) X(5) X(6)
+_Static_assert(PANEL_BYTES + PARTIAL_BYTES + SUMS_BYTES <= CPU_SCRATCH_BYTES,
+               "a panel and its sums");
+_Static_assert(MAX_BLOCK_K / STEP_ELEMENTS * GROUP_STEP_BYTES * TILE_GROUPS <= PANEL_BYTES,
+               "the narrowest panel");
 
-struct operands {
-    const unsigned char *a[DOT_TILE_MAX_ROWS];
-    const unsigned char *weights[DOT_TILE_MAX_COLS];
-};
+/* X(num_rows): the tiles of few rows, and those of many. */
+#define FEW_SHAPES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#define TILE_SHAPES(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
 
-/* In the register of the sum, for the reason told at vec_add_product. */
-VEC_INLINE __m512 add_pairs(__m512 sum, __m512i a, __m512i b)
+static int64_t min_of(int64_t a, int64_t b)
 {
-    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return a < b ? a : b;
+}
+
+static int64_t divide_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static int64_t round_up(int64_t a, int64_t unit)
+{
+    return divide_up(a, unit) * unit;
+}
+
+/* One pair of each of 16 columns. In the register of the sum, for the reason told at
+ * vec_add_product. */
+VEC_INLINE __m512 add_pairs(__m512 sum, __m512i weights, __m512i a)
+{
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(a));
     return sum;
 }
 
-/* 32 elements of all rows from an offset on; of weights those that `mask` names, the others 0. Rows
- * of activations are padded with zeros. */
-VEC_INLINE void tile_step(const struct operands *from, int num_rows, int64_t offset, bool is_masked,
-                          __mmask32 mask, __m512 *sums)
+VEC_INLINE __m512 add_broadcast_pairs(__m512 sum, __m512i weights, const unsigned char *a)
 {
-    __m512i weights[DOT_TILE_MAX_COLS];
+    __asm__("vdpbf16ps %2%{1to16%}, %1, %0"
+            : "+v"(sum)
+            : "v"(weights), "m"(*(const int32_t *)(const void *)a));
+    return sum;
+}
+
+/* By assembly, so that it stays one load for all its uses. */
+VEC_INLINE __m512i broadcast_pair(const unsigned char *a)
+{
+    __m512i pair;
+    __asm__("vpbroadcastd %1, %0" : "=v"(pair) : "m"(*(const int32_t *)(const void *)a));
+    return pair;
+}
+
+/* 16 rows of weights; where there are fewer columns, the last one again. */
+struct group {
+    const unsigned char *rows[GROUP_COLS];
+};
+
+/* Group `idx` of those that begin with a column: gate and up take turns. */
+static struct group group_at(const struct dot_job *job, int64_t first_col, int64_t end, int64_t idx)
+{
+    int64_t row_bytes = job->num_elements * (int64_t)sizeof(uint16_t);
+    int64_t col = first_col + idx / job->num_matrices * GROUP_COLS;
+    const unsigned char *at = job->weights[idx % job->num_matrices] + col * row_bytes;
+    struct group group;
+    for (int row = 0; row < GROUP_COLS; row++) {
+        group.rows[row] = at;
+        at += col + row + 1 < end ? row_bytes : 0;
+    }
+    return group;
+}
+
+/* pairs[j] = elements 2j and 2j + 1 of each row of a group, from an offset on: those elements of 32
+ * that `mask` names, the others 0. */
+VEC_INLINE void load_pairs(const struct group *group, int64_t offset, bool is_masked,
+                           __mmask32 mask, __m512i *pairs)
+{
+    __m512i rows[GROUP_COLS], quads[GROUP_COLS];
     VEC_UNROLL
-    for (int col = 0; col < DOT_TILE_MAX_COLS; col++) {
-        const unsigned char *at = from->weights[col] + offset;
-        weights[col] = is_masked ? _mm512_maskz_loadu_epi16(mask, at) : _mm512_loadu_si512(at);
+    for (int row = 0; row < GROUP_COLS; row++) {
+        const unsigned char *at = group->rows[row] + offset;
+        rows[row] = is_masked ? _mm512_maskz_loadu_epi16(mask, at) : _mm512_loadu_si512(at);
+    }
+    /* quads[4i + q], in its part l of 128 bits: pair 4l + q of rows 4i to 4i + 3. */
+    VEC_UNROLL
+    for (int idx = 0; idx < GROUP_COLS; idx += 4) {
+        __m512i low_01 = _mm512_unpacklo_epi32(rows[idx], rows[idx + 1]);
+        __m512i high_01 = _mm512_unpackhi_epi32(rows[idx], rows[idx + 1]);
+        __m512i low_23 = _mm512_unpacklo_epi32(rows[idx + 2], rows[idx + 3]);
+        __m512i high_23 = _mm512_unpackhi_epi32(rows[idx + 2], rows[idx + 3]);
+        quads[idx] = _mm512_unpacklo_epi64(low_01, low_23);
+        quads[idx + 1] = _mm512_unpackhi_epi64(low_01, low_23);
+        quads[idx + 2] = _mm512_unpacklo_epi64(high_01, high_23);
+        quads[idx + 3] = _mm512_unpackhi_epi64(high_01, high_23);
     }
     VEC_UNROLL
-    for (int row = 0; row < num_rows; row++) {
-        __m512i a = _mm512_loadu_si512(from->a[row] + offset);
+    for (int q = 0; q < 4; q++) {
+        __m512i even_0 = _mm512_shuffle_i32x4(quads[q], quads[4 + q], 0x88);
+        __m512i odd_0 = _mm512_shuffle_i32x4(quads[q], quads[4 + q], 0xdd);
+        __m512i even_1 = _mm512_shuffle_i32x4(quads[8 + q], quads[12 + q], 0x88);
+        __m512i odd_1 = _mm512_shuffle_i32x4(quads[8 + q], quads[12 + q], 0xdd);
+        pairs[q] = _mm512_shuffle_i32x4(even_0, even_1, 0x88);
+        pairs[4 + q] = _mm512_shuffle_i32x4(odd_0, odd_1, 0x88);
+        pairs[8 + q] = _mm512_shuffle_i32x4(even_0, even_1, 0xdd);
+        pairs[12 + q] = _mm512_shuffle_i32x4(odd_0, odd_1, 0xdd);
+    }
+}
+
+static __mmask32 mask_of_rest(int64_t num_elements)
+{
+    return (__mmask32)((1u << num_elements) - 1);
+}
+
+VEC_INLINE void prefetch_rows(const struct group *group, int64_t offset)
+{
+    VEC_UNROLL
+    for (int row = 0; row < GROUP_COLS; row++) {
+        uintptr_t at = (uintptr_t)group->rows[row] + (uintptr_t)offset;
+        _mm_prefetch((const char *)at, _MM_HINT_T1);
+    }
+}
+
+/* Where to prefetch beside `offset`: further on in the same rows, then the beginning of the rows of
+ * the next group. */
+static int64_t ahead_of(int64_t offset, int64_t row_bytes)
+{
+    int64_t ahead = offset + AHEAD_ROW_BYTES;
+    return ahead < row_bytes ? ahead : ahead + (GROUP_COLS - 1) * row_bytes;
+}
+
+/* A group and all of its k against few rows. */
+struct few_rows {
+    const unsigned char *a; /* [num_rows], a_stride_bytes apart, padded with zeros */
+    int64_t a_stride_bytes, num_elements;
+    struct group group;
+};
+
+VEC_INLINE void few_step(const struct few_rows *few, int num_rows, int64_t offset, bool is_masked,
+                         __mmask32 mask, __m512 *sums)
+{
+    __m512i pairs[STEP_PAIRS];
+    load_pairs(&few->group, offset, is_masked, mask, pairs);
+    VEC_UNROLL
+    for (int pair = 0; pair < STEP_PAIRS; pair++) {
         VEC_UNROLL
-        for (int col = 0; col < DOT_TILE_MAX_COLS; col++) {
-            __m512 *sum = &sums[row * DOT_TILE_MAX_COLS + col];
-            *sum = add_pairs(*sum, a, weights[col]);
+        for (int row = 0; row < num_rows; row++) {
+            const unsigned char *at = few->a + row * few->a_stride_bytes + offset;
+            sums[row] = add_broadcast_pairs(sums[row], pairs[pair], at + pair * 4);
         }
     }
 }
 
-VEC_INLINE void tile_compute(const struct dot_tile *tile, int num_rows, float *results)
+/* Row r's sums to d + r * SUMS_STRIDE. */
+#define SUMS_STRIDE (TILE_GROUPS * GROUP_COLS)
+VEC_INLINE void few_compute(const struct few_rows *few, int num_rows, float *d)
 {
-    const int num_sums = num_rows * DOT_TILE_MAX_COLS;
-    int64_t num_elements = tile->num_elements;
-    struct operands from;
-    uintptr_t ahead[DOT_TILE_MAX_COLS];
-    __m512 sums[DOT_TILE_MAX_SUMS];
+    int64_t num_elements = few->num_elements;
+    int64_t row_bytes = num_elements * (int64_t)sizeof(uint16_t);
+    __m512 sums[FEW_MAX_ROWS];
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
-        from.a[row] = tile->a + row * tile->a_stride_bytes;
-    }
-    VEC_UNROLL
-    for (int col = 0; col < DOT_TILE_MAX_COLS; col++) {
-        from.weights[col] = tile->weight_rows[col];
-        ahead[col] = tile->ahead[col];
-    }
-    if (tile->is_resumed) {
-        VEC_UNROLL
-        for (int idx = 0; idx < num_sums; idx++) {
-            sums[idx] = _mm512_load_ps(tile->partial + idx * VEC_LANES);
-        }
-    } else {
-        VEC_UNROLL
-        for (int idx = 0; idx < num_sums; idx++) {
-            sums[idx] = _mm512_setzero_ps();
-        }
+        sums[row] = _mm512_setzero_ps();
     }
     int64_t k = 0, offset = 0;
     for (; k + STEP_ELEMENTS <= num_elements; k += STEP_ELEMENTS, offset += LINE_BYTES) {
-        VEC_UNROLL
-        for (int col = 0; col < DOT_TILE_MAX_COLS; col++) {
-            _mm_prefetch((const char *)(ahead[col] + (uintptr_t)offset), _MM_HINT_T1);
-        }
-        tile_step(&from, num_rows, offset, false, 0, sums);
+        prefetch_rows(&few->group, ahead_of(offset, row_bytes));
+        few_step(few, num_rows, offset, false, 0, sums);
     }
     if (k < num_elements) {
-        __mmask32 mask = (__mmask32)((1u << (num_elements - k)) - 1);
-        tile_step(&from, num_rows, offset, true, mask, sums);
-    }
-    if (tile->is_continued) {
-        VEC_UNROLL
-        for (int idx = 0; idx < num_sums; idx++) {
-            _mm512_store_ps(tile->partial + idx * VEC_LANES, sums[idx]);
-        }
-        return;
+        few_step(few, num_rows, offset, true, mask_of_rest(num_elements - k), sums);
     }
     VEC_UNROLL
-    for (int idx = 0; idx < num_sums; idx += 4) {
-        _mm_storeu_ps(results + idx,
-                      vec_sums_of_4(sums[idx], sums[idx + 1], sums[idx + 2], sums[idx + 3]));
+    for (int row = 0; row < num_rows; row++) {
+        _mm512_store_ps(d + row * SUMS_STRIDE, sums[row]);
     }
 }
 
-#define DEFINE_TILE(num_rows)                                                \
-    static void tile_##num_rows(const struct dot_tile *tile, float *results) \
-    {                                                                        \
-        tile_compute(tile, num_rows, results);                               \
+#define DEFINE_FEW(num_rows)                                         \
+    static void few_##num_rows(const struct few_rows *few, float *d) \
+    {                                                                \
+        few_compute(few, num_rows, d);                               \
     }
-DOT_TILE_SHAPES(DEFINE_TILE)
+FEW_SHAPES(DEFINE_FEW)
 
-#define TILE_COLS(num_rows) [num_rows] = DOT_TILE_MAX_COLS,
-#define TILE_ENTRY(num_rows) [DTYPE_BF16][num_rows] = tile_##num_rows,
-static const struct dot_tiles bf16_dot_tiles = {.vector_bytes = 64,
-                                                .a_element_bytes = 2,
-                                                .most_rows = 6,
-                                                .panel_bytes = 384 * 1024,
-                                                .max_block_k = 5120,
-                                                .num_cols = {DOT_TILE_SHAPES(TILE_COLS)},
-                                                .fns = {DOT_TILE_SHAPES(TILE_ENTRY)}};
+typedef void few_fn(const struct few_rows *few, float *d);
+#define FEW_ENTRY(num_rows) [num_rows] = few_##num_rows,
+static few_fn *const few_fns[FEW_MAX_ROWS + 1] = {FEW_SHAPES(FEW_ENTRY)};
+
+static void compute_few_rows(const struct dot_job *job, float *sums, int64_t begin, int64_t end)
+{
+    struct few_rows few = {
+        .a = job->a, .a_stride_bytes = job->a_stride_bytes, .num_elements = job->num_elements};
+    for (int64_t col = begin; col < end; col += GROUP_COLS) {
+        for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
+            few.group = group_at(job, col, end, matrix);
+            few_fns[job->num_tokens](&few, sums + matrix * GROUP_COLS);
+        }
+        struct dot_sums stored = {.at = {sums, sums + GROUP_COLS},
+                                  .stride = SUMS_STRIDE,
+                                  .first_col = col,
+                                  .num_rows = job->num_tokens,
+                                  .num_cols = (int32_t)min_of(GROUP_COLS, end - col)};
+        job->store(job->params, &stored);
+    }
+}
+
+/* Rows of activations times one or two turned groups. */
+struct tile {
+    const unsigned char *a; /* a_stride_bytes apart */
+    int64_t a_stride_bytes, num_steps;
+    const unsigned char *groups[TILE_GROUPS]; /* each [num_steps][STEP_PAIRS][GROUP_COLS] pairs */
+    /* A cache line from each is prefetched in every step. */
+    uintptr_t ahead[TILE_AHEADS];
+    float *sums; /* [num_rows][TILE_GROUPS][GROUP_COLS] */
+    bool is_resumed;
+};
+
+#define BASE_ROWS 3
+#define NUM_BASES (TILE_MAX_ROWS / BASE_ROWS)
+
+/* Addresses of a tile as they move along k. */
+struct tile_walk {
+    const unsigned char *a[NUM_BASES]; /* of every third row */
+    int64_t a_stride_bytes;
+    const unsigned char *groups[TILE_GROUPS];
+};
+
+/* Nothing is loaded before its turn, for which there are no registers, and addresses are not
+ * computed ahead of it: gcc 12 otherwise keeps more sums of stride and offset than there are
+ * registers. */
+VEC_INLINE void keep_order(struct tile_walk *at)
+{
+    __asm__ __volatile__(""
+                         : "+r"(at->a[0]), "+r"(at->a[1]), "+r"(at->a[2]), "+r"(at->a[3]),
+                           "+r"(at->a_stride_bytes)
+                         :
+                         : "memory");
+}
+
+/* A quarter of a step: four pairs. */
+VEC_INLINE void tile_quarter(struct tile_walk *at, int num_rows, int num_groups, __m512 *sums)
+{
+    VEC_UNROLL
+    for (int pair = 0; pair < STEP_PAIRS / 4; pair++) {
+        __m512i weights[TILE_GROUPS];
+        keep_order(at);
+        VEC_UNROLL
+        for (int group = 0; group < num_groups; group++) {
+            weights[group] = _mm512_load_si512(at->groups[group] + pair * LINE_BYTES);
+        }
+        VEC_UNROLL
+        for (int row = 0; row < num_rows; row++) {
+            const unsigned char *base = at->a[row / BASE_ROWS] + pair * 4;
+            __m512i values = broadcast_pair(base + row % BASE_ROWS * at->a_stride_bytes);
+            VEC_UNROLL
+            for (int group = 0; group < num_groups; group++) {
+                __m512 *sum = &sums[row * TILE_GROUPS + group];
+                *sum = add_pairs(*sum, weights[group], values);
+            }
+        }
+    }
+    VEC_UNROLL
+    for (int idx = 0; idx < NUM_BASES; idx++) {
+        at->a[idx] += LINE_BYTES / 4;
+    }
+    VEC_UNROLL
+    for (int group = 0; group < num_groups; group++) {
+        at->groups[group] += GROUP_STEP_BYTES / 4;
+    }
+}
+
+VEC_INLINE void tile_compute(const struct tile *tile, int num_rows, int num_groups)
+{
+    struct tile_walk at = {.a_stride_bytes = tile->a_stride_bytes};
+    __m512 sums[TILE_MAX_ROWS * TILE_GROUPS];
+    VEC_UNROLL
+    for (int idx = 0; idx < NUM_BASES; idx++) {
+        at.a[idx] = tile->a + BASE_ROWS * idx * tile->a_stride_bytes;
+    }
+    VEC_UNROLL
+    for (int group = 0; group < num_groups; group++) {
+        at.groups[group] = tile->groups[group];
+    }
+    VEC_UNROLL
+    for (int row = 0; row < num_rows; row++) {
+        VEC_UNROLL
+        for (int group = 0; group < num_groups; group++) {
+            int idx = row * TILE_GROUPS + group;
+            sums[idx] = tile->is_resumed ? _mm512_load_ps(tile->sums + idx * GROUP_COLS)
+                                         : _mm512_setzero_ps();
+        }
+    }
+    for (int64_t step = 0; step < tile->num_steps; step++) {
+        for (int quarter = 0; quarter < 4; quarter++) {
+            uintptr_t ahead = tile->ahead[quarter] + (uintptr_t)(step * LINE_BYTES);
+            _mm_prefetch((const char *)ahead, _MM_HINT_T1);
+            tile_quarter(&at, num_rows, num_groups, sums);
+        }
+    }
+    VEC_UNROLL
+    for (int row = 0; row < num_rows; row++) {
+        VEC_UNROLL
+        for (int group = 0; group < num_groups; group++) {
+            int idx = row * TILE_GROUPS + group;
+            _mm512_store_ps(tile->sums + idx * GROUP_COLS, sums[idx]);
+        }
+    }
+}
+
+#define DEFINE_TILES(num_rows)                               \
+    static void tile_##num_rows##x1(const struct tile *tile) \
+    {                                                        \
+        tile_compute(tile, num_rows, 1);                     \
+    }                                                        \
+    static void tile_##num_rows##x2(const struct tile *tile) \
+    {                                                        \
+        tile_compute(tile, num_rows, 2);                     \
+    }
+TILE_SHAPES(DEFINE_TILES)
+
+typedef void tile_fn(const struct tile *tile);
+#define TILE_ENTRIES(num_rows) [num_rows] = {tile_##num_rows##x1, tile_##num_rows##x2},
+static tile_fn *const tile_fns[TILE_MAX_ROWS + 1][TILE_GROUPS] = {TILE_SHAPES(TILE_ENTRIES)};
+
+/* Of the tile that begins with num_left rows left of more than FEW_MAX_ROWS. */
+static int32_t tile_rows(int64_t num_left)
+{
+    return num_left >= 2 * TILE_MAX_ROWS ? TILE_MAX_ROWS
+           : num_left > TILE_MAX_ROWS    ? (int32_t)(num_left + 1) / 2
+                                         : (int32_t)num_left;
+}
+
+struct walk {
+    const struct dot_job *job;
+    unsigned char *panel; /* [num_groups][num_steps] of turned groups */
+    float *partials;      /* [row tiles of a chunk][num_groups / 2] tiles of sums */
+    int64_t end;          /* of columns */
+    int64_t panel_groups, block_k;
+    bool is_cut; /* along k */
+    /* Of the panel and block at hand: */
+    int64_t first_col, num_groups, k, num_k, chunk_end;
+    /* The weights to prefetch, and the next of their rows: */
+    int64_t next_col, next_num_rows, next_k, next_row;
+};
+
+/* Turns the block of the panel. */
+static void fill_panel(const struct walk *walk)
+{
+    unsigned char *at = walk->panel;
+    for (int64_t idx = 0; idx < walk->num_groups; idx++) {
+        struct group group = group_at(walk->job, walk->first_col, walk->end, idx);
+        int64_t row_bytes = walk->num_k * (int64_t)sizeof(uint16_t);
+        int64_t offset = walk->k * (int64_t)sizeof(uint16_t);
+        int64_t k = 0;
+        for (; k < walk->num_k; k += STEP_ELEMENTS, offset += LINE_BYTES, at += GROUP_STEP_BYTES) {
+            __m512i pairs[STEP_PAIRS];
+            if (k + STEP_ELEMENTS <= walk->num_k) {
+                if (2 * k + AHEAD_ROW_BYTES < row_bytes) {
+                    prefetch_rows(&group, offset + AHEAD_ROW_BYTES);
+                }
+                load_pairs(&group, offset, false, 0, pairs);
+            } else {
+                load_pairs(&group, offset, true, mask_of_rest(walk->num_k - k), pairs);
+            }
+            VEC_UNROLL
+            for (int pair = 0; pair < STEP_PAIRS; pair++) {
+                _mm512_store_si512(at + pair * LINE_BYTES, pairs[pair]);
+            }
+        }
+    }
+}
+
+/* What comes after the panel and block at hand. */
+static void plan_next(struct walk *walk)
+{
+    const struct dot_job *job = walk->job;
+    int64_t panel_cols = walk->panel_groups / job->num_matrices * GROUP_COLS;
+    walk->next_col = walk->first_col;
+    walk->next_k = walk->k + walk->block_k;
+    if (walk->next_k >= job->num_elements) {
+        walk->next_k = 0;
+        walk->next_col += panel_cols;
+    }
+    int64_t num_cols = min_of(panel_cols, walk->end - walk->next_col);
+    walk->next_num_rows = num_cols <= 0 ? 0 : num_cols * job->num_matrices;
+    walk->next_row = 0;
+}
+
+/* Rows of the next tile of activations, of which `part` of num_parts is due; then rows of weights,
+ * as late as num_calls_left tiles allow, for much passes through L2 meanwhile; then what is there
+ * already. */
+static void choose_ahead(struct walk *walk, int64_t next_token, int64_t part, int64_t num_parts,
+                         int64_t num_calls_left, struct tile *tile)
+{
+    const struct dot_job *job = walk->job;
+    int64_t begin = TILE_MAX_ROWS * part / num_parts;
+    int64_t end = min_of(TILE_MAX_ROWS * (part + 1) / num_parts, begin + TILE_AHEADS - 1);
+    int slot = 0;
+    for (int64_t row = begin; row < end && next_token + row < job->num_tokens; row++, slot++) {
+        tile->ahead[slot] =
+            (uintptr_t)job->a + (uintptr_t)((next_token + row) * job->a_stride_bytes + walk->k * 2);
+    }
+    int64_t num_later = (num_calls_left - 1) * (TILE_AHEADS - slot);
+    for (; slot < TILE_AHEADS; slot++) {
+        tile->ahead[slot] = (uintptr_t)tile->groups[0];
+        if (walk->next_row < walk->next_num_rows - num_later) {
+            int64_t matrix = walk->next_row % job->num_matrices;
+            int64_t col = walk->next_col + walk->next_row / job->num_matrices;
+            tile->ahead[slot] = (uintptr_t)job->weights[matrix] +
+                                (uintptr_t)((col * job->num_elements + walk->next_k) * 2);
+            walk->next_row++;
+        }
+    }
+}
+
+/* Rows [token, token + num_rows) against the panel. */
+static void compute_tiles(struct walk *walk, int64_t token, int32_t num_rows, float *partials)
+{
+    const struct dot_job *job = walk->job;
+    int64_t num_tiles = divide_up(walk->num_groups, TILE_GROUPS);
+    int64_t num_steps = divide_up(walk->num_k, STEP_ELEMENTS);
+    int64_t num_calls_left = divide_up(walk->chunk_end - token, TILE_MAX_ROWS) * num_tiles;
+    bool is_last = walk->k + walk->num_k >= job->num_elements;
+    struct tile tile = {.a = (const unsigned char *)job->a + token * job->a_stride_bytes +
+                             walk->k * (int64_t)sizeof(uint16_t),
+                        .a_stride_bytes = job->a_stride_bytes,
+                        .num_steps = num_steps,
+                        .is_resumed = walk->k > 0};
+    for (int64_t idx = 0; idx < num_tiles; idx++) {
+        int64_t num_groups = min_of(TILE_GROUPS, walk->num_groups - idx * TILE_GROUPS);
+        tile.groups[0] = walk->panel + idx * TILE_GROUPS * num_steps * GROUP_STEP_BYTES;
+        tile.groups[1] = tile.groups[0] + num_steps * GROUP_STEP_BYTES;
+        tile.sums = partials + (walk->is_cut ? idx * num_rows * SUMS_STRIDE : 0);
+        choose_ahead(walk, token + num_rows, idx, num_tiles, num_calls_left - idx, &tile);
+        tile_fns[num_rows][num_groups - 1](&tile);
+        if (is_last) {
+            int64_t tile_cols = TILE_GROUPS / job->num_matrices * GROUP_COLS;
+            int64_t first_col = walk->first_col + idx * tile_cols;
+            struct dot_sums stored = {.at = {tile.sums, tile.sums + GROUP_COLS},
+                                      .stride = SUMS_STRIDE,
+                                      .first_row = token,
+                                      .first_col = first_col,
+                                      .num_rows = num_rows,
+                                      .num_cols =
+                                          (int32_t)min_of(tile_cols, walk->end - first_col)};
+            job->store(job->params, &stored);
+        }
+    }
+}
+
+/* From a row on, as many tiles as have room for their sums against all blocks of the panel; returns
+ * the row behind them. */
+static int64_t compute_chunk(struct walk *walk, int64_t first_token)
+{
+    const struct dot_job *job = walk->job;
+    int64_t num_sums = round_up(walk->num_groups, TILE_GROUPS) * GROUP_COLS; /* of a row */
+    int64_t max_rows = PARTIAL_BYTES / (int64_t)sizeof(float) / num_sums;
+    int64_t token = first_token;
+    walk->chunk_end = min_of(job->num_tokens, walk->is_cut ? first_token + max_rows : INT64_MAX);
+    for (walk->k = 0; walk->k < job->num_elements; walk->k += walk->block_k) {
+        walk->num_k = min_of(walk->block_k, job->num_elements - walk->k);
+        plan_next(walk);
+        fill_panel(walk);
+        token = first_token;
+        while (token < job->num_tokens) {
+            int32_t num_rows = tile_rows(job->num_tokens - token);
+            int64_t num_before = walk->is_cut ? token - first_token : 0;
+            if (token + num_rows > walk->chunk_end) {
+                break;
+            }
+            compute_tiles(walk, token, num_rows, walk->partials + num_before * num_sums);
+            token += num_rows;
+        }
+    }
+    return token;
+}
+
+static void bf16_panels(const struct dot_job *job, unsigned char *scratch, int64_t begin,
+                        int64_t end)
+{
+    float *sums = (float *)(void *)(scratch + PANEL_BYTES);
+    if (job->num_tokens <= FEW_MAX_ROWS) {
+        compute_few_rows(job, sums, begin, end);
+        return;
+    }
+    int64_t num_blocks = divide_up(job->num_elements, MAX_BLOCK_K);
+    int64_t all_groups = divide_up(end - begin, GROUP_COLS) * job->num_matrices;
+    struct walk walk = {
+        .job = job, .panel = scratch, .partials = sums, .end = end, .is_cut = num_blocks > 1};
+    walk.block_k = round_up(divide_up(job->num_elements, num_blocks), STEP_ELEMENTS);
+    int64_t group_bytes = walk.block_k / STEP_ELEMENTS * GROUP_STEP_BYTES;
+    int64_t max_groups = PANEL_BYTES / group_bytes / TILE_GROUPS * TILE_GROUPS;
+    walk.panel_groups = round_up(divide_up(all_groups, divide_up(all_groups, max_groups)),
+                                 TILE_GROUPS); /* panels alike */
+    int64_t panel_cols = walk.panel_groups / job->num_matrices * GROUP_COLS;
+    for (walk.first_col = begin; walk.first_col < end; walk.first_col += panel_cols) {
+        walk.num_groups =
+            divide_up(min_of(panel_cols, end - walk.first_col), GROUP_COLS) * job->num_matrices;
+        for (int64_t token = 0; token < job->num_tokens;) {
+            token = compute_chunk(&walk, token);
+        }
+    }
+}
 
 /* Of a row of bf16_groups, which here are rows one after the other. */
 static int64_t packed_row_bytes(int32_t num_features)
 {
-    return ((int64_t)num_features + BF16_TILE_FEATURES - 1) / BF16_TILE_FEATURES *
-           BF16_TILE_FEATURES * (int64_t)sizeof(uint16_t);
+    return round_up(num_features, BF16_TILE_FEATURES) * (int64_t)sizeof(uint16_t);
 }
 
 void avx512_bf16_pack(const float *a, int64_t a_stride, int32_t num_tokens, int32_t num_features,
@@ -152,7 +571,7 @@ void avx512_bf16_linear(const struct linear_params *params, const struct cpu_wor
         vnni_linear(params, work, begin, end);
         return;
     }
-    avx512_linear_by(&bf16_dot_tiles, work->quant_rows->bf16_groups,
+    avx512_linear_by(bf16_panels, work->quant_rows->bf16_groups,
                      packed_row_bytes(params->in_features), params, work, begin, end);
 }
 
@@ -163,7 +582,7 @@ void avx512_bf16_gemm_swiglu(const struct gemm_swiglu_params *params, const stru
         vnni_gemm_swiglu(params, work, begin, end);
         return;
     }
-    avx512_gemm_swiglu_by(&bf16_dot_tiles, work->quant_rows->bf16_groups,
+    avx512_gemm_swiglu_by(bf16_panels, work->quant_rows->bf16_groups,
                           packed_row_bytes(params->hidden_size), params, work, begin, end);
 }
 

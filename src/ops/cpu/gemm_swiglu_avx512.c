@@ -33,12 +33,11 @@ static void store_swiglu(const void *arg, const struct dot_sums *sums)
     }
 }
 
-void avx512_gemm_swiglu_by(const struct dot_tiles *tiles, const void *a, int64_t a_stride_bytes,
+void avx512_gemm_swiglu_by(dot_panels_fn *panels, const void *a, int64_t a_stride_bytes,
                            const struct gemm_swiglu_params *params, const struct cpu_work *work,
                            int64_t begin, int64_t end)
 {
-    struct dot_job job = {.tiles = tiles,
-                          .a = a,
+    struct dot_job job = {.a = a,
                           .a_stride_bytes = a_stride_bytes,
                           .weights = {params->gate.elements, params->up.elements},
                           .num_matrices = 2,
@@ -47,7 +46,7 @@ void avx512_gemm_swiglu_by(const struct dot_tiles *tiles, const void *a, int64_t
                           .num_elements = params->hidden_size,
                           .store = store_swiglu,
                           .params = params};
-    dot_panels(&job, work->scratch, begin, end);
+    panels(&job, work->scratch, begin, end);
 }
 
 void avx512_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_work *work,
@@ -58,7 +57,7 @@ void avx512_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cp
         avx2_gemm_swiglu(params, work, begin, end);
         return;
     }
-    avx512_gemm_swiglu_by(&avx512_dot_tiles, params->a,
+    avx512_gemm_swiglu_by(avx512_dot_panels, params->a,
                           params->hidden_size * (int64_t)sizeof(float), params, work, begin, end);
 }
 

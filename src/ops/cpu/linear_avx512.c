@@ -30,12 +30,11 @@ static void store_linear(const void *arg, const struct dot_sums *sums)
     }
 }
 
-void avx512_linear_by(const struct dot_tiles *tiles, const void *a, int64_t a_stride_bytes,
+void avx512_linear_by(dot_panels_fn *panels, const void *a, int64_t a_stride_bytes,
                       const struct linear_params *params, const struct cpu_work *work,
                       int64_t begin, int64_t end)
 {
-    struct dot_job job = {.tiles = tiles,
-                          .a = a,
+    struct dot_job job = {.a = a,
                           .a_stride_bytes = a_stride_bytes,
                           .weights = {params->weight.elements},
                           .num_matrices = 1,
@@ -44,7 +43,7 @@ void avx512_linear_by(const struct dot_tiles *tiles, const void *a, int64_t a_st
                           .num_elements = params->in_features,
                           .store = store_linear,
                           .params = params};
-    dot_panels(&job, work->scratch, begin, end);
+    panels(&job, work->scratch, begin, end);
 }
 
 void avx512_linear(const struct linear_params *params, const struct cpu_work *work, int64_t begin,
@@ -54,7 +53,7 @@ void avx512_linear(const struct linear_params *params, const struct cpu_work *wo
         avx2_linear(params, work, begin, end);
         return;
     }
-    avx512_linear_by(&avx512_dot_tiles, params->a, params->a_stride * (int64_t)sizeof(float),
+    avx512_linear_by(avx512_dot_panels, params->a, params->a_stride * (int64_t)sizeof(float),
                      params, work, begin, end);
 }
 
