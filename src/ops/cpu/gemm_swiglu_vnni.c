@@ -49,6 +49,8 @@ void vnni_product_gemm_swiglu(vnni_compute_fn *compute, const struct gemm_swiglu
     unsigned char *panel = work->scratch;
     float *gate_sums = (float *)(void *)(work->scratch + VNNI_PANEL_BYTES);
     float *up_sums = gate_sums + SUMS_BYTES / sizeof(float);
+    vnni_product_prefetch(&gate, params->num_tokens, begin, end - begin);
+    vnni_product_prefetch(&up, params->num_tokens, begin, end - begin);
     for (int64_t row = 0; row < params->num_tokens; row += VNNI_PRODUCT_ROWS) {
         int64_t rows_left = params->num_tokens - row;
         int32_t num_rows = rows_left < VNNI_PRODUCT_ROWS ? (int32_t)rows_left : VNNI_PRODUCT_ROWS;

@@ -42,6 +42,7 @@ void vnni_product_linear(vnni_compute_fn *compute, const struct linear_params *p
         vnni_product_of(params->weight, work->quant_rows, params->in_features);
     unsigned char *panel = work->scratch;
     float *sums = (float *)(void *)(work->scratch + VNNI_PANEL_BYTES);
+    vnni_product_prefetch(&product, params->num_tokens, begin, end - begin);
     for (int64_t row = 0; row < params->num_tokens; row += VNNI_PRODUCT_ROWS) {
         int64_t rows_left = params->num_tokens - row;
         int32_t num_rows = rows_left < VNNI_PRODUCT_ROWS ? (int32_t)rows_left : VNNI_PRODUCT_ROWS;

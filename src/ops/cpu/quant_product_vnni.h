@@ -28,6 +28,10 @@ struct vnni_product vnni_product_of(struct weight_view weight, const struct quan
 /* How many columns at a time pay for so many rows: 16 or 32. Callers keep to it, since prefetching
  * does. */
 int64_t vnni_product_cols(int64_t num_rows);
+/* At the beginning of a piece [col, col + num_cols): asks for the first weights, which nobody has
+ * asked for. Does nothing if num_rows are many. */
+void vnni_product_prefetch(const struct vnni_product *product, int64_t num_rows, int64_t col,
+                           int64_t num_cols);
 
 /* sums[r * VNNI_PRODUCT_COLS + c] of rows [row, row + num_rows) and columns [col, col + num_cols).
  * sums [num_rows, VNNI_PRODUCT_COLS], 64-byte aligned, written also beyond num_cols.
