@@ -411,8 +411,17 @@ static int32_t predictive_predict(struct kv_policy *policy, struct kv_prediction
     for (int32_t list = 0; list < 2 && !predictive->is_lru; list++) {
         for (int32_t i = firsts[list]; i >= 0; i = segments->links.next[i]) {
             struct segment *segment = &predictive->segments.segments[i];
-            if (!segment->has_tail_key || segment->num_ghosts == 0 ||
-                key_table_find(&segments->keys, segment->tail_key) != i) {
+            if (!segment->has_tail_key || segment->num_ghosts == 0) {
+                continue;
+            }
+            /* What the table tells of its class is settled, and asking changes nothing: the many
+             * that are worth too little need not be looked for. */
+            if (segment->index_renewal == predictive->table.renewal &&
+                num_predictions == max_predictions &&
+                index_of(predictive, segment, now_ns) <= predictions[max_predictions - 1].value) {
+                continue;
+            }
+            if (key_table_find(&segments->keys, segment->tail_key) != i) {
                 continue;
             }
             double value = index_of(predictive, segment, now_ns);
