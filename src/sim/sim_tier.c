@@ -449,8 +449,8 @@ static bool is_behind(const struct sim_tier *tier, const struct prefetch_request
            sim_node_key(parent).words[0] == kv_cache_key_hash(tier->cache, block_idx);
 }
 
-/* Plans one move. The policy is asked for a victim at a time: who goes after it depends on it. If it
- * may not go for a request, it may not go for those after it: one at a time gives what all give. */
+/* Plans one move. The policy is asked for a victim at a time: who goes after it depends on it. What
+ * may not go for a request may not go for those after it: one at a time gives what all give. */
 static bool plan_move(struct sim_tier *tier)
 {
     struct prefetch_victim victim;
