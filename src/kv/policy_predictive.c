@@ -40,6 +40,13 @@ struct predictive_policy {
     int32_t num_ends;                     /* since the last renewal */
     int32_t scanned_idx;                  /* segment that the last look chose; -1: none */
     int64_t scanned_ns;
+    /* Segments whose tails could go when they were put here, each once: all whose tails can go now
+     * are here. */
+    int32_t *candidates; /* [num_candidates] */
+    bool *is_candidate;  /* [num_segments] */
+    int32_t num_candidates;
+    uint64_t looked_order; /* of the newest segment that was looked at, for that renewal */
+    uint32_t looked_renewal;
     bool is_lru; /* the order above decides */
 };
 
@@ -58,6 +65,8 @@ static void predictive_destroy(struct kv_policy *policy)
     free(predictive->num_parted);
     free(predictive->is_idle);
     free(predictive->num_seen);
+    free(predictive->candidates);
+    free(predictive->is_candidate);
     free(predictive);
 }
 
@@ -175,6 +184,17 @@ static void predictive_finish(struct kv_policy *policy, const struct kv_policy_r
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
+/* The block's segment may have a tail that can go now, if it ends with this block. */
+static void add_candidate(struct predictive_policy *predictive, int32_t block_idx)
+{
+    int32_t segment_idx = predictive->segments.segment_of[block_idx];
+    if (segment_idx >= 0 && !predictive->is_candidate[segment_idx] &&
+        predictive->segments.segments[segment_idx].blocks.last == block_idx) {
+        predictive->is_candidate[segment_idx] = true;
+        predictive->candidates[predictive->num_candidates++] = segment_idx;
+    }
+}
+
 static void predictive_insert(struct kv_policy *policy, int32_t block_idx, int32_t request_idx,
                               int64_t now_ns)
 {
@@ -217,6 +237,7 @@ static void predictive_idle(struct kv_policy *policy, int32_t block_idx, int64_t
     (void)now_ns;
     predictive->is_idle[block_idx] = true;
     predictive->scanned_idx = -1;
+    add_candidate(predictive, block_idx);
     if (predictive->is_lru) {
         queue_order_idle(&predictive->order, policy->cache, block_idx);
     } else {
@@ -236,9 +257,13 @@ static void predictive_evict(struct kv_policy *policy, int32_t block_idx)
 {
     struct predictive_policy *predictive = self(policy);
     int32_t segment_idx = predictive->segments.segment_of[block_idx];
+    int32_t parent = kv_cache_parent(policy->cache, block_idx);
     predictive->is_idle[block_idx] = false;
     queue_order_remove(&predictive->order, block_idx);
     segments_evict(&predictive->segments, block_idx, kv_cache_key_hash(policy->cache, block_idx));
+    if (parent >= 0) {
+        add_candidate(predictive, parent);
+    }
     if (segment_idx == predictive->scanned_idx && segment_idx >= 0 &&
         !predictive->segments.segments[segment_idx].is_live) {
         predictive->scanned_idx = -1;
@@ -269,39 +294,57 @@ static double index_of(struct predictive_policy *predictive, struct segment *seg
 
 static bool can_go(const struct predictive_policy *predictive, const struct segment *segment)
 {
-    return predictive->is_idle[segment->blocks.last] &&
+    return segment->is_live && predictive->is_idle[segment->blocks.last] &&
            kv_cache_num_children(predictive->base.cache, segment->blocks.last) == 0;
 }
 
-/* -1: none. All idle blocks are in segments, and of an idle block all descendants are idle, so one
- * of them ends its segment. */
-static int32_t scan(struct predictive_policy *predictive, int64_t now_ns)
+/* The table settles what it tells of a class when it is first asked after a renewal. For all live
+ * segments that is at the next choice of a victim, whether their tails can go or not. */
+static void look_at_new(struct predictive_policy *predictive, int64_t now_ns)
 {
     const struct segments *segments = &predictive->segments;
-    int32_t best_idx = -1;
+    bool is_renewed = predictive->looked_renewal != predictive->table.renewal;
+
+    for (int32_t i = segments->live.last;
+         i >= 0 && (is_renewed || segments->segments[i].live_order > predictive->looked_order);
+         i = segments->links.previous[i]) {
+        (void)index_of(predictive, &segments->segments[i], now_ns);
+    }
+    predictive->looked_order = segments->num_lives;
+    predictive->looked_renewal = predictive->table.renewal;
+}
+
+/* -1: none. All idle blocks are in segments, and of an idle block all descendants are idle, so one
+ * of them ends its segment. Of equals, the segment that ended first goes. */
+static int32_t scan(struct predictive_policy *predictive, int64_t now_ns)
+{
+    struct segment *all = predictive->segments.segments;
+    int32_t best_idx = -1, num_left = 0;
     int64_t best_wanted = 0;
     double best_index = 0.0;
 
-    /* Segments are in the order of their ends: of equals, the oldest goes. */
-    for (int32_t i = segments->live.first; i >= 0; i = segments->links.next[i]) {
-        struct segment *segment = &segments->segments[i];
-        double index = index_of(predictive, segment, now_ns);
-        if (best_idx >= 0 && best_wanted == INT64_MAX && index >= best_index) {
-            continue;
-        }
+    look_at_new(predictive, now_ns);
+    for (int32_t i = 0; i < predictive->num_candidates; i++) {
+        int32_t segment_idx = predictive->candidates[i];
+        struct segment *segment = &all[segment_idx];
         if (!can_go(predictive, segment)) {
+            predictive->is_candidate[segment_idx] = false;
             continue;
         }
+        predictive->candidates[num_left++] = segment_idx;
         int64_t place = wanted(predictive, segment->blocks.last);
         if (best_idx >= 0 && place < best_wanted) {
             continue;
         }
-        if (best_idx < 0 || place > best_wanted || index < best_index) {
-            best_idx = i;
+        double index = index_of(predictive, segment, now_ns);
+        if (best_idx < 0 || place > best_wanted || index < best_index ||
+            (index == best_index && segment->live_order < all[best_idx].live_order)) {
+            best_idx = segment_idx;
             best_wanted = place;
             best_index = index;
         }
     }
+    predictive->num_candidates = num_left;
     return best_idx;
 }
 
@@ -368,8 +411,17 @@ static int32_t predictive_predict(struct kv_policy *policy, struct kv_prediction
     for (int32_t list = 0; list < 2 && !predictive->is_lru; list++) {
         for (int32_t i = firsts[list]; i >= 0; i = segments->links.next[i]) {
             struct segment *segment = &predictive->segments.segments[i];
-            if (!segment->has_tail_key || segment->num_ghosts == 0 ||
-                key_table_find(&segments->keys, segment->tail_key) != i) {
+            if (!segment->has_tail_key || segment->num_ghosts == 0) {
+                continue;
+            }
+            /* What the table tells of its class is settled, and asking changes nothing: the many
+             * that are worth too little need not be looked for. */
+            if (segment->index_renewal == predictive->table.renewal &&
+                num_predictions == max_predictions &&
+                index_of(predictive, segment, now_ns) <= predictions[max_predictions - 1].value) {
+                continue;
+            }
+            if (key_table_find(&segments->keys, segment->tail_key) != i) {
                 continue;
             }
             double value = index_of(predictive, segment, now_ns);
@@ -409,6 +461,8 @@ static size_t predictive_state_bytes(const struct kv_policy *policy)
            segments_bytes(&predictive->segments) + predictive_guard_bytes(&predictive->guard) +
            queue_order_bytes(&predictive->order) +
            (size_t)options->num_blocks * (sizeof(*predictive->num_parted) + sizeof(bool)) +
+           (size_t)predictive->segments.num_segments *
+               (sizeof(*predictive->candidates) + sizeof(bool)) +
            (size_t)options->max_requests * sizeof(*predictive->num_seen);
 }
 
@@ -433,7 +487,15 @@ static enum imbrex_status predictive_load(struct kv_policy *policy, const unsign
 
 bool kv_policy_predictive_check(const struct kv_policy *policy)
 {
-    return segments_check(&((const struct predictive_policy *)policy)->segments);
+    const struct predictive_policy *predictive = (const struct predictive_policy *)policy;
+    const struct segments *segments = &predictive->segments;
+
+    for (int32_t i = segments->live.first; i >= 0; i = segments->links.next[i]) {
+        if (can_go(predictive, &segments->segments[i]) && !predictive->is_candidate[i]) {
+            return false;
+        }
+    }
+    return segments_check(segments);
 }
 
 bool kv_policy_predictive_follows_lru(const struct kv_policy *policy)
@@ -482,13 +544,17 @@ enum imbrex_status kv_policy_predictive_create(const struct kv_policy_options *o
     TRY_OR_FAIL(queue_order_init(options->num_blocks, &predictive->order, err));
     predictive->order.ignores_queue = !options->use_queue;
     size_t num_blocks = (size_t)options->num_blocks, num_requests = (size_t)options->max_requests;
+    size_t num_segments = (size_t)predictive->segments.num_segments;
     predictive->num_parted = calloc(num_blocks, sizeof(*predictive->num_parted));
     predictive->is_idle = calloc(num_blocks, sizeof(*predictive->is_idle));
     predictive->num_seen = calloc(num_requests, sizeof(*predictive->num_seen));
+    predictive->candidates = calloc(num_segments, sizeof(*predictive->candidates));
+    predictive->is_candidate = calloc(num_segments, sizeof(*predictive->is_candidate));
     if (predictive->num_parted == NULL || predictive->is_idle == NULL ||
-        predictive->num_seen == NULL) {
+        predictive->num_seen == NULL || predictive->candidates == NULL ||
+        predictive->is_candidate == NULL) {
         status = error_out_of_memory(err, "the policy predictive",
-                                     (num_blocks + num_requests) * sizeof(int32_t));
+                                     (num_segments + num_requests) * sizeof(int32_t));
         goto fail;
     }
     *policy = &predictive->base;

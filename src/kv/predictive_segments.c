@@ -159,6 +159,7 @@ void segments_add(struct segments *segments, const int32_t *blocks, int32_t num_
         .weight = block_weight(&segments->table->knobs, num_blocks),
         .num_awaiting = num_blocks,
         .is_live = true,
+        .live_order = ++segments->num_lives,
     };
     for (int32_t i = 0; i < num_blocks; i++) {
         block_list_append(&segment->blocks, segments->block_links, blocks[i]);
@@ -260,6 +261,7 @@ void segments_promote(struct segments *segments, int32_t block_idx, int32_t pare
     struct segment *segment = &segments->segments[segment_idx];
     if (!segment->is_live) {
         segment->is_live = true;
+        segment->live_order = ++segments->num_lives;
         block_list_remove(&segments->ghosts, segments->links, segment_idx);
         block_list_append(&segments->live, segments->links, segment_idx);
     }

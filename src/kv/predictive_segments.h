@@ -25,6 +25,7 @@ struct segment {
     uint64_t tail_key, head_key;
     bool has_tail_key, has_head_key;
     bool is_live;
+    uint64_t live_order; /* grows along the list of live ones */
     /* Its index: a line over its age in ns, good until then and for that renewal of the table. */
     double index, index_slope;
     int64_t index_until_ns;
@@ -41,6 +42,7 @@ struct segments {
     struct key_table keys;          /* of ghosts -> segment */
     struct predictive_table *table; /* the owner's */
     int32_t num_blocks, num_segments, max_ghosts;
+    uint64_t num_lives;       /* times that one became live */
     int32_t num_until_ghosts; /* calls of segments_expose */
     bool ignores_ghosts;      /* what is evicted awaits nothing */
 };

@@ -166,11 +166,16 @@ enum imbrex_status prefetch_plan(struct prefetch_planner *planner, int64_t now_n
 int32_t prefetch_cancel(struct prefetch_planner *planner, int32_t request_idx, int64_t now_ns,
                         uint64_t *keys)
 {
-    int32_t num_cancelled = 0;
-    for (int32_t i = planner->used.first; i >= 0;) {
+    int32_t num_cancelled = 0, first = -1;
+    /* Moves begin in the order in which they were planned: those that have not begun are last. */
+    for (int32_t i = planner->used.last; i >= 0 && planner->tracked[i].begin_ns > now_ns;
+         i = planner->links.previous[i]) {
+        first = i;
+    }
+    for (int32_t i = first; i >= 0;) {
         int32_t next = planner->links.next[i];
         struct tracked *tracked = &planner->tracked[i];
-        if (tracked->request_idx == request_idx && tracked->begin_ns > now_ns) {
+        if (tracked->request_idx == request_idx) {
             keys[num_cancelled++] = tracked->key;
             forget(planner, i);
         }
@@ -181,13 +186,9 @@ int32_t prefetch_cancel(struct prefetch_planner *planner, int32_t request_idx, i
         return 0;
     }
     /* The moves behind them stay where they are: their times were promised to the tiers. */
-    planner->busy_until_ns = 0;
-    for (int32_t i = planner->used.first; i >= 0; i = planner->links.next[i]) {
-        int64_t end_ns = planner->tracked[i].begin_ns + planner->options.block_ns;
-        if (end_ns > planner->busy_until_ns) {
-            planner->busy_until_ns = end_ns;
-        }
-    }
+    int32_t last = planner->used.last;
+    planner->busy_until_ns =
+        last >= 0 ? planner->tracked[last].begin_ns + planner->options.block_ns : 0;
     return num_cancelled;
 }
 

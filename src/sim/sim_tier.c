@@ -45,7 +45,7 @@ struct sim_tier {
     struct prefetch_planner *planner;
     struct key_table nodes;  /* hash of a block's key -> node, of those that were forgotten once */
     unsigned char *places;   /* [num_nodes] */
-    int32_t *parents;        /* [num_nodes] -1: a head */
+    int32_t *users, *depths; /* [num_nodes] a request whose path has it, and its place there */
     int32_t *queue, *orders; /* [num_requests] in order of arrival; [num_requests] by request */
     int64_t *arrivals_ns;    /* [num_requests] by request */
     int32_t num_arrived, num_admitted;
@@ -66,7 +66,9 @@ struct sim_tier {
     struct prefetch_metrics unscored; /* of the planner, when scoring began */
     int64_t num_late, num_unforeseen;
 
-    /* What a plan is told. */
+    /* What a plan is told, as far as it has asked: it seldom gets beyond the first request. */
+    int32_t num_requests, next_waiting, next_prediction;
+    int32_t num_waiting_keys; /* of requests that wait */
     struct prefetch_request requests[MAX_PLANNED_REQUESTS + MAX_PREDICTIONS];
     uint64_t keys[MAX_PLANNED_REQUESTS + MAX_PREDICTIONS][MAX_PLANNED_KEYS];
 };
@@ -94,14 +96,22 @@ static int32_t predicted_request(int32_t node)
     return -1 - node;
 }
 
+/* -1: it is a head. */
+static int32_t parent_of(const struct sim_tier *tier, int32_t node)
+{
+    int32_t depth = tier->depths[node];
+    return depth > 0 ? sim_trace_path(tier->trace, tier->users[node])[depth - 1] : -1;
+}
+
 /* ---- create and destroy ---------------------------------------------------------------------- */
 
-static void find_parents(struct sim_tier *tier)
+static void find_paths(struct sim_tier *tier)
 {
     for (int32_t i = 0; i < tier->trace->num_requests; i++) {
         const int32_t *path = sim_trace_path(tier->trace, i);
         for (int32_t k = 0; k < tier->trace->requests[i].num_blocks; k++) {
-            tier->parents[path[k]] = k > 0 ? path[k - 1] : -1;
+            tier->users[path[k]] = i;
+            tier->depths[path[k]] = k;
         }
     }
 }
@@ -136,19 +146,20 @@ enum imbrex_status sim_tier_create(const struct sim_trace *trace,
     TRY_OR_FAIL(prefetch_planner_create(&planner_options, &created->planner, err));
     TRY_OR_FAIL(key_table_init((int32_t)num_nodes, &created->nodes, err));
     created->places = calloc(num_nodes, sizeof(*created->places));
-    created->parents = malloc(num_nodes * sizeof(*created->parents));
+    created->users = malloc(num_nodes * sizeof(*created->users));
+    created->depths = malloc(num_nodes * sizeof(*created->depths));
     created->queue = malloc(num_requests * sizeof(*created->queue));
     created->orders = malloc(num_requests * sizeof(*created->orders));
     created->arrivals_ns = malloc(num_requests * sizeof(*created->arrivals_ns));
     created->cancelled_keys =
         malloc((size_t)planner_options.max_tracked * sizeof(*created->cancelled_keys));
-    if (created->places == NULL || created->parents == NULL || created->queue == NULL ||
-        created->orders == NULL || created->arrivals_ns == NULL ||
+    if (created->places == NULL || created->users == NULL || created->depths == NULL ||
+        created->queue == NULL || created->orders == NULL || created->arrivals_ns == NULL ||
         created->cancelled_keys == NULL) {
         status = error_out_of_memory(err, "a slower tier", num_nodes * sizeof(int32_t));
         goto fail;
     }
-    find_parents(created);
+    find_paths(created);
     *tier = created;
     return IMBREX_STATUS_OK;
 fail:
@@ -162,7 +173,8 @@ void sim_tier_destroy(struct sim_tier *tier)
         prefetch_planner_destroy(tier->planner);
         key_table_deinit(&tier->nodes);
         free(tier->places);
-        free(tier->parents);
+        free(tier->users);
+        free(tier->depths);
         free(tier->queue);
         free(tier->orders);
         free(tier->arrivals_ns);
@@ -238,7 +250,7 @@ static void cancel_where(struct sim_tier *tier,
 static void end_first_move(struct sim_tier *tier)
 {
     struct move move = tier->moves[0];
-    int32_t parent = tier->parents[move.node];
+    int32_t parent = parent_of(tier, move.node);
     struct kv_key key = sim_node_key(move.node), parent_key = sim_node_key(parent);
 
     tier->now_ns = move.end_ns;
@@ -257,62 +269,68 @@ static void end_first_move(struct sim_tier *tier)
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
-/* Adds a request with what of the path, from the head on, is in the tier alone. False: nothing is.
- */
-static bool add_request(struct sim_tier *tier, int32_t *num_requests, int32_t request_idx,
-                        const int32_t *path, int32_t num_blocks)
+/* How much of the path is in the cache, which holds paths from a head on. */
+static int32_t num_cached(const struct sim_tier *tier, const int32_t *path, int32_t num_blocks)
 {
-    uint64_t *keys = tier->keys[*num_requests];
+    int32_t low = 0, high = num_blocks;
+
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if ((tier->places[path[middle]] & IN_CACHE) != 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* Tells of a request with what of the path, from the head on, is in the tier alone. False: nothing
+ * is. */
+static bool tell_request(struct sim_tier *tier, int32_t request_idx, const int32_t *path,
+                         int32_t num_blocks)
+{
+    uint64_t *keys = tier->keys[tier->num_requests];
     int32_t num_keys = 0;
 
-    for (int32_t i = 0; i < num_blocks && num_keys < MAX_PLANNED_KEYS; i++) {
-        if ((tier->places[path[i]] & IN_CACHE) != 0) {
-            continue;
-        }
-        if (tier->places[path[i]] == 0) {
-            break;
-        }
+    for (int32_t i = num_cached(tier, path, num_blocks);
+         i < num_blocks && num_keys < MAX_PLANNED_KEYS && tier->places[path[i]] != 0; i++) {
         keys[num_keys++] = plan_key(path[i]);
     }
     if (num_keys == 0) {
         return false;
     }
-    tier->requests[*num_requests] = (struct prefetch_request){
+    tier->requests[tier->num_requests++] = (struct prefetch_request){
         .request_idx = request_idx,
         .place = INT64_MAX,
         .needed_ns = WHENEVER_NS,
         .keys = keys,
         .num_keys = num_keys,
     };
-    (*num_requests)++;
     return true;
 }
 
-static int32_t add_waiting(struct sim_tier *tier)
+/* Of the one at this place of the queue. */
+static bool tell_waiting(struct sim_tier *tier, int32_t queue_idx)
 {
-    int32_t num_requests = 0;
-
-    for (int32_t i = tier->num_admitted;
-         i < tier->num_arrived && num_requests < MAX_PLANNED_REQUESTS; i++) {
-        int32_t request_idx = tier->queue[i];
-        int32_t num_blocks = tier->trace->requests[request_idx].num_blocks;
-        if (num_blocks > tier->pool->num_blocks) {
-            num_blocks = tier->pool->num_blocks;
-        }
-        if (!add_request(tier, &num_requests, request_idx, sim_trace_path(tier->trace, request_idx),
-                         num_blocks)) {
-            continue;
-        }
-        struct prefetch_request *added = &tier->requests[num_requests - 1];
-        added->place = tier->orders[request_idx];
-        if (tier->interval_ns > 0) {
-            double wait_ns = tier->interval_ns * (double)(i - tier->num_admitted + 1);
-            added->needed_ns = wait_ns < (double)WHENEVER_NS - (double)tier->now_ns
-                                   ? tier->now_ns + (int64_t)wait_ns
-                                   : WHENEVER_NS;
-        }
+    int32_t request_idx = tier->queue[queue_idx];
+    int32_t num_blocks = tier->trace->requests[request_idx].num_blocks;
+    if (num_blocks > tier->pool->num_blocks) {
+        num_blocks = tier->pool->num_blocks;
     }
-    return num_requests;
+    if (!tell_request(tier, request_idx, sim_trace_path(tier->trace, request_idx), num_blocks)) {
+        return false;
+    }
+    struct prefetch_request *told = &tier->requests[tier->num_requests - 1];
+    told->place = tier->orders[request_idx];
+    tier->num_waiting_keys += told->num_keys;
+    if (tier->interval_ns > 0) {
+        double wait_ns = tier->interval_ns * (double)(queue_idx - tier->num_admitted + 1);
+        told->needed_ns = wait_ns < (double)WHENEVER_NS - (double)tier->now_ns
+                              ? tier->now_ns + (int64_t)wait_ns
+                              : WHENEVER_NS;
+    }
+    return true;
 }
 
 static bool is_predicted(const struct sim_tier *tier, int32_t request_idx)
@@ -371,27 +389,35 @@ static void renew_predictions(struct sim_tier *tier)
     cancel_where(tier, is_unexpected);
 }
 
-/* The path to the node as far as it is not in the cache: what is in the cache is a path from a head
- * on, and what was forgotten is in the tier. Only its front is told. */
-static void add_prediction(struct sim_tier *tier, int32_t prediction_idx, int32_t *num_requests)
+/* The path to the node, as far as it is not in the cache: what was forgotten is in the tier. */
+static bool tell_prediction(struct sim_tier *tier, int32_t prediction_idx)
 {
     int32_t node = tier->predicted_nodes[prediction_idx];
-    int32_t path[MAX_PLANNED_KEYS], num_missing = 0;
 
-    for (int32_t i = node; i >= 0 && (tier->places[i] & IN_CACHE) == 0; i = tier->parents[i]) {
-        num_missing++;
+    if (!tell_request(tier, predicted_request(node), sim_trace_path(tier->trace, tier->users[node]),
+                      tier->depths[node] + 1)) {
+        return false;
     }
-    for (int32_t i = node, left = num_missing; left > 0; i = tier->parents[i]) {
-        left--;
-        if (left < MAX_PLANNED_KEYS) {
-            path[left] = i;
-        }
+    tier->requests[tier->num_requests - 1].value =
+        tier->predictions[prediction_idx].value / PREDICTION_MARGIN;
+    return true;
+}
+
+/* Those that wait come first: with so many blocks of theirs, followed already or not, no prediction
+ * has its turn. False: there is no more to tell. */
+static bool tell_next(struct sim_tier *tier)
+{
+    bool was_told = false;
+
+    while (!was_told && tier->next_waiting < tier->num_arrived &&
+           tier->num_requests < MAX_PLANNED_REQUESTS) {
+        was_told = tell_waiting(tier, tier->next_waiting++);
     }
-    if (add_request(tier, num_requests, predicted_request(node), path,
-                    num_missing < MAX_PLANNED_KEYS ? num_missing : MAX_PLANNED_KEYS)) {
-        tier->requests[*num_requests - 1].value =
-            tier->predictions[prediction_idx].value / PREDICTION_MARGIN;
+    while (!was_told && tier->next_prediction < tier->num_predictions &&
+           tier->num_waiting_keys < 2 * SIM_TIER_MAX_MOVES) {
+        was_told = tell_prediction(tier, tier->next_prediction++);
     }
+    return was_told;
 }
 
 /* The block that would go for the next move. False: none may. */
@@ -418,32 +444,35 @@ static bool find_victim(struct sim_tier *tier, struct prefetch_victim *victim)
 static bool is_behind(const struct sim_tier *tier, const struct prefetch_request *request,
                       int32_t block_idx)
 {
-    int32_t parent = tier->parents[(int32_t)(request->keys[0] - 1)];
+    int32_t parent = parent_of(tier, (int32_t)(request->keys[0] - 1));
     return parent >= 0 &&
            sim_node_key(parent).words[0] == kv_cache_key_hash(tier->cache, block_idx);
 }
 
-/* Plans one move. The policy is asked for a victim at a time: who goes after it depends on it. */
-static bool plan_move(struct sim_tier *tier, int32_t num_requests)
+/* Plans one move. The policy is asked for a victim at a time: who goes after it depends on it. What
+ * may not go for a request may not go for those after it: one at a time gives what all give. */
+static bool plan_move(struct sim_tier *tier)
 {
-    struct prefetch_request told[MAX_PLANNED_REQUESTS + MAX_PREDICTIONS];
     struct prefetch_victim victim;
     struct prefetch_step step;
-    int32_t num_told = 0, num_steps = 0;
+    int32_t num_steps = 0;
     bool has_victim = tier->pool->num_free == 0 && find_victim(tier, &victim);
-    for (int32_t i = 0; i < num_requests; i++) {
-        if (!has_victim || !is_behind(tier, &tier->requests[i], victim.block_idx)) {
-            told[num_told++] = tier->requests[i];
-        }
-    }
-    enum imbrex_status status =
-        prefetch_plan(tier->planner, tier->now_ns, told, num_told, &victim, has_victim,
-                      tier->pool->num_free, &step, 1, &num_steps);
 
-    assert(status == IMBREX_STATUS_OK);
-    (void)status;
+    for (int32_t i = 0; num_steps == 0 && (i < tier->num_requests || tell_next(tier)); i++) {
+        if (has_victim && is_behind(tier, &tier->requests[i], victim.block_idx)) {
+            continue;
+        }
+        enum imbrex_status status =
+            prefetch_plan(tier->planner, tier->now_ns, &tier->requests[i], 1, &victim, has_victim,
+                          tier->pool->num_free, &step, 1, &num_steps);
+        assert(status == IMBREX_STATUS_OK);
+        (void)status;
+    }
     if (num_steps == 0) {
         return false;
+    }
+    /* A plan is told what is missing when it begins, before its victims go. */
+    while (step.victim_block >= 0 && tier->num_moves < SIM_TIER_MAX_MOVES - 1 && tell_next(tier)) {
     }
     struct move *move = &tier->moves[tier->num_moves];
     *move = (struct move){
@@ -484,17 +513,11 @@ static void plan(struct sim_tier *tier)
         return;
     }
     renew_predictions(tier);
-    int32_t num_requests = add_waiting(tier), num_keys = 0;
-    for (int32_t i = 0; i < num_requests; i++) {
-        num_keys += tier->requests[i].num_keys;
-    }
-    /* Those that wait come first: with so many blocks of theirs, followed already or not, no
-     * prediction has its turn. */
-    for (int32_t i = 0; i < tier->num_predictions && num_keys < 2 * SIM_TIER_MAX_MOVES; i++) {
-        add_prediction(tier, i, &num_requests);
-    }
-    while (num_requests > 0 && tier->num_moves < SIM_TIER_MAX_MOVES &&
-           plan_move(tier, num_requests)) {
+    tier->num_requests = 0;
+    tier->num_waiting_keys = 0;
+    tier->next_waiting = tier->num_admitted;
+    tier->next_prediction = 0;
+    while (tier->num_moves < SIM_TIER_MAX_MOVES && plan_move(tier)) {
     }
 }
 
