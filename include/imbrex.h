@@ -409,7 +409,7 @@ struct imbrex_memory_plan {
     int32_t max_running;     /* sequences */
     int32_t max_waiting;     /* requests */
     int32_t num_threads;
-    const char *kernels; /* "avx2", "ref"; static storage */
+    const char *kernels; /* the path in use: "ref", "avx2", "avx512", "vnni", ...; static storage */
 };
 
 IMBREX_API void imbrex_engine_memory_plan(const struct imbrex_engine *engine,

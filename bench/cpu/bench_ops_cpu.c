@@ -489,8 +489,8 @@ static int create_paths(struct ops_bench *bench)
         }
     }
     if (exit_code == EXIT_CODE_OK && !has_any) {
-        output_error("bench ops: --cpu: expected a machine with these instructions, found one "
-                     "whose best kernels are \"%s\"",
+        output_error("bench ops: --cpu: expected kernels that this machine has and that keep "
+                     "activations in fp32, of which the best are \"%s\"",
                      ops_kernels_name_for(IMBREX_CPU_ALL));
         exit_code = EXIT_CODE_INPUT;
     }

@@ -259,6 +259,14 @@ bool file_exists(const char *path)
     return lstat(path, &meta) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
+bool file_is_same(const char *path, const char *other_path)
+{
+    struct stat meta, other_meta;
+    return !asset_is_path(path) && !asset_is_path(other_path) && stat(path, &meta) == 0 &&
+           stat(other_path, &other_meta) == 0 && meta.st_dev == other_meta.st_dev &&
+           meta.st_ino == other_meta.st_ino;
+}
+
 bool file_is_folder(const char *path)
 {
     if (asset_is_path(path)) {

@@ -39,6 +39,8 @@ void file_close(struct file *file);
 
 /* True if something exists at the path (embedded ones included), whatever its type. */
 bool file_exists(const char *path);
+/* True if both paths lead to one file of the file system. */
+bool file_is_same(const char *path, const char *other_path);
 /* True if the path is a folder (an embedded model counts as one). */
 bool file_is_folder(const char *path);
 

@@ -442,6 +442,11 @@ void kv_report_print_sensitivity(const struct kv_report *report)
         const char *policy = kv_table_policy(&table, i);
         if (strcmp(policy, "predictive") == 0) {
             whole = average_closure(report, i);
+            if (isnan(whole)) {
+                output_printf("\nsensitivity: there is nothing between lru and the optimum to "
+                              "measure it by\n");
+                return;
+            }
             output_printf(
                 "\nsensitivity: average closure of predictive, %.2f %%, and its change in "
                 "points\n",

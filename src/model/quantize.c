@@ -421,10 +421,25 @@ static enum imbrex_status reserve(struct quantizer *quantizer)
     return IMBREX_STATUS_OK;
 }
 
+/* The weights that are read would be replaced; what is left of the model could not be opened. */
+static enum imbrex_status check_output(const struct quantizer *quantizer)
+{
+    const struct checkpoint *checkpoint = &quantizer->model->checkpoint;
+    for (int32_t i = 0; i < checkpoint->num_files; i++) {
+        if (file_is_same(checkpoint->files[i].path, quantizer->options->path)) {
+            return error_set(quantizer->err, IMBREX_STATUS_INVALID_ARGUMENT,
+                             "%s: expected a file to write that is none of the model's own",
+                             quantizer->options->path);
+        }
+    }
+    return IMBREX_STATUS_OK;
+}
+
 static enum imbrex_status write_file(struct quantizer *quantizer)
 {
     const struct imbrex_quantize_options *options = quantizer->options;
     int32_t num_threads = options->num_threads > 0 ? options->num_threads : thread_pool_num_cpus();
+    TRY(check_output(quantizer));
     TRY(gguf_writer_open(options->path, options->overwrite, &quantizer->writer, quantizer->err));
     TRY(plan_targets(quantizer));
     TRY(thread_pool_create(num_threads, &quantizer->pool, quantizer->err));

@@ -659,6 +659,15 @@ class Reports(KvSimTestCase):
                                    average("predictive"), delta=0.006)
 
 
+    # Fault: "nan %" where no policy can lose anything, so that there is nothing to close.
+    def test_sensitivity_of_nothing(self):
+        result = run("kv-sim", "--trace", self.trace(num_sessions=1, num_turns=1), "--capacity",
+                     "1M", "--policy", "predictive", "--sensitivity")
+        self.assert_ok(result)
+        self.assertIn(b"sensitivity: there is nothing between lru and the optimum", result.stdout)
+        self.assertNotIn(b"nan", result.stdout)
+
+
 class Mistakes(KvSimTestCase):
     def assert_refused(self, *arguments):
         *arguments, expected = arguments
