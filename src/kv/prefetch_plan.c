@@ -11,6 +11,7 @@ struct tracked {
     uint64_t key;
     int64_t begin_ns;
     int32_t request_idx;
+    bool is_predicted;
 };
 
 struct prefetch_planner {
@@ -20,6 +21,8 @@ struct prefetch_planner {
     struct block_links links;
     struct block_list used, unused; /* used: in the order of their moves */
     int64_t busy_until_ns;          /* the end of the last planned move */
+    int32_t credit;                 /* blocks that predictions may cost */
+    int64_t renewed_ns;             /* credit has come back for the time until then */
     struct prefetch_metrics metrics;
 };
 
@@ -37,6 +40,7 @@ enum imbrex_status prefetch_planner_create(const struct prefetch_options *option
     created->options = *options;
     created->used = BLOCK_LIST_EMPTY;
     created->unused = BLOCK_LIST_EMPTY;
+    created->credit = PREFETCH_CREDIT_BLOCKS;
     TRY_OR_FAIL(key_table_init(options->max_tracked, &created->table, err));
     created->tracked = calloc(num, sizeof(*created->tracked));
     created->links.previous = calloc(num, sizeof(*created->links.previous));
@@ -96,13 +100,33 @@ static bool may_go(const struct prefetch_victim *victim, const struct prefetch_r
     return victim->place > request->place;
 }
 
-static void track(struct prefetch_planner *planner, const struct prefetch_step *step)
+static void add_credit(struct prefetch_planner *planner, int64_t num_blocks)
+{
+    int64_t credit = planner->credit + num_blocks;
+    planner->credit = credit < PREFETCH_CREDIT_BLOCKS ? (int32_t)credit : PREFETCH_CREDIT_BLOCKS;
+}
+
+static void renew_credit(struct prefetch_planner *planner, int64_t now_ns)
+{
+    int64_t renewal_ns = PREFETCH_RENEWAL_BLOCKS * planner->options.block_ns;
+    int64_t num_renewed = (now_ns - planner->renewed_ns) / renewal_ns;
+    if (num_renewed > 0) {
+        add_credit(planner, num_renewed);
+        planner->renewed_ns += num_renewed * renewal_ns;
+    }
+}
+
+static void track(struct prefetch_planner *planner, const struct prefetch_step *step,
+                  bool is_predicted)
 {
     int32_t i = planner->unused.first;
     block_list_remove(&planner->unused, planner->links, i);
     block_list_append(&planner->used, planner->links, i);
-    planner->tracked[i] = (struct tracked){
-        .key = step->key, .begin_ns = step->begin_ns, .request_idx = step->request_idx};
+    planner->tracked[i] = (struct tracked){.key = step->key,
+                                           .begin_ns = step->begin_ns,
+                                           .request_idx = step->request_idx,
+                                           .is_predicted = is_predicted};
+    planner->credit -= is_predicted;
     (void)key_table_put(&planner->table, step->key, i);
     planner->busy_until_ns = step->end_ns;
     planner->metrics.num_planned++;
@@ -126,8 +150,10 @@ enum imbrex_status prefetch_plan(struct prefetch_planner *planner, int64_t now_n
     if (!are_ordered(requests, num_requests, victims, num_victims)) {
         return IMBREX_STATUS_INVALID_ARGUMENT;
     }
+    renew_credit(planner, now_ns);
     for (int32_t i = 0; i < num_requests; i++) {
         const struct prefetch_request *request = &requests[i];
+        bool is_predicted = request->place == INT64_MAX;
         for (int32_t k = 0; k < request->num_keys; k++) {
             if (key_table_find(&planner->table, request->keys[k]) >= 0) {
                 continue;
@@ -141,6 +167,7 @@ enum imbrex_status prefetch_plan(struct prefetch_planner *planner, int64_t now_n
             bool must_go = num_free == 0;
             if (num_planned == max_steps || planner->unused.first < 0 ||
                 begin_ns - now_ns > planner->options.horizon_ns ||
+                (is_predicted && planner->credit <= 0) ||
                 (must_go && (num_gone == num_victims || !may_go(&victims[num_gone], request)))) {
                 /* Nothing later is nearer or worth more. */
                 *num_steps = num_planned;
@@ -155,7 +182,7 @@ enum imbrex_status prefetch_plan(struct prefetch_planner *planner, int64_t now_n
             };
             num_gone += must_go;
             num_free -= !must_go;
-            track(planner, &steps[num_planned]);
+            track(planner, &steps[num_planned], is_predicted);
             num_planned++;
         }
     }
@@ -177,6 +204,7 @@ int32_t prefetch_cancel(struct prefetch_planner *planner, int32_t request_idx, i
         struct tracked *tracked = &planner->tracked[i];
         if (tracked->request_idx == request_idx) {
             keys[num_cancelled++] = tracked->key;
+            add_credit(planner, tracked->is_predicted);
             forget(planner, i);
         }
         i = next;
@@ -197,6 +225,7 @@ void prefetch_used(struct prefetch_planner *planner, uint64_t key)
     int32_t i = key_table_find(&planner->table, key);
     if (i >= 0) {
         planner->metrics.num_used++;
+        add_credit(planner, planner->tracked[i].is_predicted ? PREFETCH_CREDIT_OF_USE : 0);
         forget(planner, i);
     }
 }

@@ -9,12 +9,22 @@
  *             for a prediction none that anybody wants or that is worth as much
  *   budget    one block at a time, so many ns each, planned no further ahead than the horizon: what
  *             has not begun can still be taken back
+ *   credit    a predicted block costs one; it comes back fourfold when the block is used, once when
+ *             it is taken back. Wrong predictions are left with one move in so many of the link's
+ *             time: else an idle link would fetch and forget the same blocks for ever
  *
  * Each planned block is followed until it is used or lost; what was loaded for nothing is waste. */
 #ifndef IMBREX_KV_PREFETCH_PLAN_H
 #define IMBREX_KV_PREFETCH_PLAN_H
 
 #include "base/status.h"
+
+/* What predictions may cost at first, and the most that they save up. */
+#define PREFETCH_CREDIT_BLOCKS 256
+/* Moves of the link in whose time one block of credit comes back. */
+#define PREFETCH_RENEWAL_BLOCKS 64
+/* Of a predicted block that was used: predictions of which one in four is right go on. */
+#define PREFETCH_CREDIT_OF_USE 4
 
 struct prefetch_options {
     int64_t block_ns;    /* to move one block; > 0 */

@@ -192,6 +192,56 @@ static void test_never_against_the_nearer(void **state)
     prefetch_planner_destroy(planner);
 }
 
+/* Plans one predicted block each 100 ns, the time of a move; every use_interval-th is used, the
+ * rest are lost. The number planned. */
+static int32_t run_predictions(struct prefetch_planner *planner, int64_t begin_ns, int32_t count,
+                               int32_t use_interval)
+{
+    struct prefetch_step step;
+    int32_t num_planned = 0, num_steps;
+    for (int32_t i = 0; i < count; i++) {
+        const uint64_t key = (uint64_t)i + 1;
+        const struct prefetch_request request = {.request_idx = -1,
+                                                 .place = INT64_MAX,
+                                                 .needed_ns = INT64_MAX,
+                                                 .value = 1,
+                                                 .keys = &key,
+                                                 .num_keys = 1};
+        assert_int_equal(prefetch_plan(planner, begin_ns + 100 * i, &request, 1, NULL, 0, 1, &step,
+                                       1, &num_steps),
+                         IMBREX_STATUS_OK);
+        if (num_steps > 0) {
+            num_planned++;
+            (num_planned % use_interval == 0 ? prefetch_used : prefetch_lost)(planner, key);
+        }
+    }
+    return num_planned;
+}
+
+/* Catches: wrong predictions that fill an idle link for ever, right ones that are held back, a
+ * waiting request that pays for them. */
+static void test_credit(void **state)
+{
+    (void)state;
+    enum { COUNT = 100 * PREFETCH_RENEWAL_BLOCKS };
+    const uint64_t key = COUNT + 1;
+    const struct prefetch_request waiting = {
+        .request_idx = 1, .place = 1, .needed_ns = INT64_MAX, .keys = &key, .num_keys = 1};
+    struct prefetch_planner *planner = make_planner(100, 1000);
+    struct prefetch_step step;
+    int32_t num_steps;
+    assert_in_range(run_predictions(planner, 0, COUNT, INT32_MAX), PREFETCH_CREDIT_BLOCKS + 98,
+                    PREFETCH_CREDIT_BLOCKS + 100);
+    assert_int_equal(
+        prefetch_plan(planner, 100 * COUNT - 50, &waiting, 1, NULL, 0, 1, &step, 1, &num_steps),
+        IMBREX_STATUS_OK);
+    assert_int_equal(num_steps, 1);
+    prefetch_planner_destroy(planner);
+    planner = make_planner(100, 1000);
+    assert_int_equal(run_predictions(planner, 0, COUNT, PREFETCH_CREDIT_OF_USE), COUNT);
+    prefetch_planner_destroy(planner);
+}
+
 int run_prefetch_plan_tests(void)
 {
     const struct CMUnitTest tests[] = {
@@ -199,6 +249,7 @@ int run_prefetch_plan_tests(void)
         cmocka_unit_test(test_cancel_and_waste),
         cmocka_unit_test(test_disorder_is_refused),
         cmocka_unit_test(test_never_against_the_nearer),
+        cmocka_unit_test(test_credit),
     };
     return cmocka_run_group_tests_name("prefetch_plan", tests, NULL, NULL);
 }
