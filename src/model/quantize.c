@@ -421,11 +421,12 @@ static enum imbrex_status reserve(struct quantizer *quantizer)
     return IMBREX_STATUS_OK;
 }
 
-/* The weights that are read would be replaced; what is left of the model could not be opened. */
+/* A folder one of whose files became something else could not be opened any more. A GGUF file is a
+ * whole model: it may be replaced by another. */
 static enum imbrex_status check_output(const struct quantizer *quantizer)
 {
     const struct checkpoint *checkpoint = &quantizer->model->checkpoint;
-    for (int32_t i = 0; i < checkpoint->num_files; i++) {
+    for (int32_t i = 0; i < checkpoint->num_files && !checkpoint->is_gguf; i++) {
         if (file_is_same(checkpoint->files[i].path, quantizer->options->path)) {
             return error_set(quantizer->err, IMBREX_STATUS_INVALID_ARGUMENT,
                              "%s: expected a file to write that is none of the model's own",

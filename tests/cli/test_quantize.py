@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import signal
 import unittest
 
@@ -229,16 +230,18 @@ class Quantize(TestCase):
         os.symlink("nothing", self.path("link"))
         self.assert_error(run("quantize", BUILTIN, self.path("link")), 2, "link to nothing")
 
-    # Fault: a model that loses its weights to what is made of them, by whatever path.
+    # Fault: a folder that loses its weights to what is made of them, by whatever path.
     def test_own_files(self):
-        path, _ = self.quantize(BUILTIN, "model.gguf", "--type", "f16")
-        before = digest(path)
-        os.symlink("model.gguf", self.path("link.gguf"))
-        os.link(path, self.path("same.gguf"))
-        for name in ("model.gguf", "link.gguf", "same.gguf"):
-            result = run("quantize", path, self.path(name), "--type", "q8_0", "--force")
-            self.assert_error(result, 2, name, "none of the model's own")
-        self.assertEqual(digest(path), before)
+        folder = self.path("model")
+        shutil.copytree(BUILTIN, folder)
+        weights = os.path.join(folder, "model.safetensors")
+        before = digest(weights)
+        os.symlink("model/model.safetensors", self.path("link"))
+        os.link(weights, self.path("same"))
+        for path in (weights, self.path("link"), self.path("same")):
+            result = run("quantize", folder, path, "--type", "q8_0", "--force")
+            self.assert_error(result, 2, path, "none of the model's own")
+        self.assertEqual(digest(weights), before)
 
     # Fault: an infinite weight written as if it were a number, or one that F16 does not hold.
     def test_elements(self):
