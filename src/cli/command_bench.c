@@ -3,11 +3,7 @@
 #include "cli/command.h"
 
 static const struct command *const bench_commands[] = {
-    &bench_engine,
-    &bench_kv,
-    &bench_model,
-    &bench_ops,
-    NULL,
+    &bench_engine, &bench_kv, &bench_model, &bench_ops, NULL,
 };
 
 const struct command command_bench = {
