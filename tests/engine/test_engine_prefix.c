@@ -228,11 +228,11 @@ static void test_collisions(void **state)
                       .max_step_tokens = 64,
                       .num_threads = 1,
                       .num_rounds = 2,
-                      .num_weak_bits = 8};
+                      .num_weak_bits = 6};
     for (uint64_t seed = 0; seed < 2; seed++) {
         mix.fake_seed = seed;
         mix.policy = seed == 0 ? "lru" : "predictive";
-        assert_true(run_mix(*state, &mix).num_key_collisions > NUM_CASES);
+        assert_true(run_mix(*state, &mix).num_key_collisions > 0);
     }
 }
 
