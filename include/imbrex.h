@@ -324,7 +324,7 @@ enum imbrex_cpu_features {
     IMBREX_CPU_AVX512_BF16 = 1 << 17,
     IMBREX_CPU_AMX_INT8 = 1 << 18,
 };
-#define IMBREX_CPU_ALL 0xffffu /* whatever the machine has of those above the last three */
+#define IMBREX_CPU_ALL 0xffffu /* all but these three, as far as the machine has them */
 
 /* Called around the parts of an engine's step, nested, on the thread that runs it: what NVTX and
  * other tracers want. name is static ("step", "schedule", "forward", "sample", "events"). */

@@ -17,11 +17,17 @@ PEER, OURS = "llama.cpp", "imbrex"
 
 
 def run(command):
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        sys.exit(f"llama_cpp.py: cannot run {command[0]}: {error.strerror}")
     if result.returncode != 0:
         lines = result.stderr.strip().splitlines() or ["no message"]
         sys.exit(f"llama_cpp.py: {command[0]} failed with {result.returncode}: {lines[-1]}")
-    return json.loads(result.stdout)
+    try:
+        return json.loads(result.stdout)
+    except json.JSONDecodeError as error:
+        sys.exit(f"llama_cpp.py: {command[0]}: expected JSON on its output: {error}")
 
 
 def numbers(text):
@@ -45,7 +51,12 @@ def parse_arguments():
     parser.add_argument("--pairs", type=int, required=True)
     parser.add_argument("--output")
     parser.add_argument("files", nargs="+")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if min(arguments.threads) < 1:
+        parser.error(f"-t: expected at least 1 thread, found {min(arguments.threads)}")
+    if not any(arguments.prompt + arguments.generate):
+        parser.error("-p and -n: expected tokens in one of them, found 0 in both")
+    return arguments
 
 
 def read_build(folder):
@@ -119,8 +130,11 @@ def main():
     arguments = parse_arguments()
     if arguments.output:
         # A name that cannot be written should not cost a run.
-        with open(arguments.output, "a", encoding="utf-8"):
-            pass
+        try:
+            with open(arguments.output, "a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            sys.exit(f"llama_cpp.py: -o {arguments.output}: {error.strerror}")
     build = read_build(arguments.llama_cpp)
     print(f"llama.cpp {build['commit']} (llama-cpp-python {build['package']}), "
           f"{arguments.pairs} pairs; tokens per second\n")

@@ -107,6 +107,19 @@ class LlamaCpp(TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("no luck", result.stderr)
 
+    # Fault: numbers and files that end in a traceback, or in a run of nothing.
+    def test_values(self):
+        self.make_build()
+        for arguments, *expected in (
+                (("-t", "0"), "at least 1 thread, found 0"),
+                (("-p", "0", "-n", "0"), "found 0 in both"),
+                (("-o", self.path("none/x.json")), "none/x.json", "No such file")):
+            result = self.script("-i", IMBREX, *arguments, self.gguf)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertNotIn("Traceback", result.stderr)
+            for text in expected:
+                self.assertIn(text, result.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()
