@@ -42,7 +42,6 @@ struct dim_row {
 
 /* Kernels hold extents in int32_t: whatever is multiplied there must stay below 2^31. */
 #define MAX_HEADS (1 << 12) /* q, k and v heads of a token: 3 * 2^12 * 2^12 elements */
-#define MAX_HEAD_DIM (1 << 12)
 static const struct dim_row required_dims[] = {
     /* published models end at 2^14; more is a damaged file, refused before it asks for memory */
     DIM("hidden_size", hidden_size, 1 << 20),
@@ -256,8 +255,8 @@ static enum imbrex_status read_dims(const char *path, const json_t *root,
             path, config->num_heads, config->num_kv_heads);
     }
     bool found;
-    TRY(json_get_optional_int32(path, root, "head_dim", 1, MAX_HEAD_DIM, &config->head_dim, &found,
-                                err));
+    TRY(json_get_optional_int32(path, root, "head_dim", 1, CONFIG_MAX_HEAD_DIM, &config->head_dim,
+                                &found, err));
     if (!found && config->architecture == ARCHITECTURE_QWEN3) {
         config->head_dim = QWEN3_HEAD_DIM;
     } else if (!found) {
@@ -269,10 +268,10 @@ static enum imbrex_status read_dims(const char *path, const json_t *root,
         }
         config->head_dim = config->hidden_size / config->num_heads;
     }
-    if (config->head_dim % 2 != 0 || config->head_dim > MAX_HEAD_DIM) {
+    if (config->head_dim % 2 != 0 || config->head_dim > CONFIG_MAX_HEAD_DIM) {
         return error_set(err, IMBREX_STATUS_FORMAT,
                          "%s: head_dim: expected an even number of at most %d, found %" PRId32,
-                         path, MAX_HEAD_DIM, config->head_dim);
+                         path, CONFIG_MAX_HEAD_DIM, config->head_dim);
     }
     return IMBREX_STATUS_OK;
 }

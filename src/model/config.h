@@ -28,6 +28,7 @@ const char *architecture_name(enum architecture architecture);
 
 #define CONFIG_MAX_EOS_TOKENS 16
 #define CONFIG_MAX_LAYERS (1 << 12) /* published: up to 126 */
+#define CONFIG_MAX_HEAD_DIM (1 << 12)
 
 /* X(name, rope_type): how RoPE's frequencies are changed so that a model reaches further than it
  * was first trained to. rope.c has the formulas. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The forward pass: embedding, then per layer
  *
- *   hidden --rmsnorm--> normed --q,k,v--> qkv --RoPE, KV store--> attention --o_proj--+--> hidden
- *   hidden --rmsnorm--> normed --SwiGLU--> mlp --down_proj----------------------------+--> hidden
+ *   hidden --norm, q,k,v, RoPE, KV store--> qkv --attention--> attention --o_proj--+--> hidden
+ *   hidden --norm, SwiGLU--> mlp --down_proj---------------------------------------+--> hidden
  *
  * and the logits of the rows that are asked for. The residual adds happen inside o_proj and
  * down_proj; the gate and up products never exist in memory. */
@@ -19,209 +19,160 @@ static int32_t qkv_width(const struct model_config *config)
 }
 
 void forward_buffers_take(struct arena *arena, const struct model_config *config,
-                          int32_t max_tokens, int32_t max_logit_rows, int32_t max_positions,
-                          struct forward_buffers *buffers)
+                          const struct forward_limits *limits, struct forward_buffers *buffers)
 {
-    size_t tokens = (size_t)max_tokens;
-    size_t rows = (size_t)max_logit_rows;
-    size_t hidden_bytes = (size_t)config->hidden_size * sizeof(float);
+    size_t tokens = (size_t)limits->max_tokens;
+    size_t rows = (size_t)limits->max_logit_rows;
+    size_t hidden = (size_t)config->hidden_size;
+    size_t element_bytes = dtype_block_bytes(limits->activation_dtype);
     size_t attention_width = (size_t)config->num_heads * (size_t)config->head_dim;
 
-    buffers->max_tokens = max_tokens;
-    buffers->max_logit_rows = max_logit_rows;
-    buffers->max_positions = max_positions;
+    buffers->limits = *limits;
     buffers->num_positions = 0;
-    buffers->hidden = arena_take(arena, tokens, hidden_bytes);
-    buffers->normed = arena_take(arena, tokens > rows ? tokens : rows, hidden_bytes);
-    buffers->qkv = arena_take(arena, tokens, (size_t)qkv_width(config) * sizeof(float));
-    buffers->attention = arena_take(arena, tokens, attention_width * sizeof(float));
-    buffers->mlp = arena_take(arena, tokens, (size_t)config->intermediate_size * sizeof(float));
+    buffers->hidden = arena_take(arena, tokens, hidden * sizeof(float));
+    buffers->normed = arena_take(arena, tokens > rows ? tokens : rows, hidden * element_bytes);
+    buffers->qkv = arena_take(arena, tokens, (size_t)qkv_width(config) * element_bytes);
+    buffers->attention = arena_take(arena, tokens, attention_width * element_bytes);
+    buffers->mlp = arena_take(arena, tokens, (size_t)config->intermediate_size * element_bytes);
     buffers->logits = arena_take(arena, rows, (size_t)config->vocab_size * sizeof(float));
     buffers->cos_sin =
-        arena_take(arena, (size_t)max_positions, (size_t)config->head_dim * sizeof(float));
-    buffers->frequencies = arena_take(arena, (size_t)config->head_dim / 2, sizeof(double));
+        arena_take(arena, (size_t)limits->max_positions, (size_t)config->head_dim * sizeof(float));
 }
 
-/* Fills the RoPE table up to and including max_position. It grows with the sequence, so that a
- * large context costs neither time nor memory before it is used. */
-static void extend_cos_sin(const struct model_config *config, const struct weights *weights,
-                           struct forward_buffers *buffers, int32_t max_position)
+void forward_extend_positions(const struct model_config *config, const struct weights *weights,
+                              struct backend *backend, struct forward_buffers *buffers,
+                              int32_t num_positions)
 {
-    int32_t half = config->head_dim / 2;
-    double attention_factor = rope_attention_factor(config);
-    assert(max_position < buffers->max_positions);
+    assert(num_positions <= buffers->limits.max_positions);
+    if (num_positions <= buffers->num_positions) {
+        return;
+    }
     if (buffers->num_positions == 0) {
         rope_frequencies(config, weights->rope_factors, buffers->frequencies);
     }
-    for (int32_t position = buffers->num_positions; position <= max_position; position++) {
-        float *row = buffers->cos_sin + (int64_t)position * config->head_dim;
-        for (int32_t i = 0; i < half; i++) {
-            double angle = position * buffers->frequencies[i];
-            row[i] = (float)(attention_factor * cos(angle));
-            row[half + i] = (float)(attention_factor * sin(angle));
-        }
-    }
-    if (max_position >= buffers->num_positions) {
-        buffers->num_positions = max_position + 1;
-    }
+    backend_rope_table(
+        backend, &(struct rope_table_params){.frequencies = buffers->frequencies,
+                                             .attention_factor = rope_attention_factor(config),
+                                             .cos_sin = buffers->cos_sin,
+                                             .head_dim = config->head_dim,
+                                             .begin = buffers->num_positions,
+                                             .end = num_positions});
+    buffers->num_positions = num_positions;
 }
 
 static void run_attention(const struct model_config *config, const struct layer_weights *layer,
-                          struct ops *ops, const struct kv_view *kv,
+                          struct backend *backend, const struct kv_view *kv,
                           const struct forward_batch *batch, struct forward_buffers *buffers,
                           int32_t layer_idx)
 {
-    int32_t width = qkv_width(config);
-    int32_t q_width = config->num_heads * config->head_dim;
-    int32_t kv_width = config->num_kv_heads * config->head_dim;
-
-    ops_rmsnorm(ops, &(struct rmsnorm_params){.a = buffers->hidden,
-                                              .weight = layer->input_layernorm,
-                                              .d = buffers->normed,
-                                              .num_tokens = batch->num_tokens,
-                                              .hidden_size = config->hidden_size,
-                                              .eps = (float)config->rms_norm_eps});
-
-    struct linear_params projections[3];
-    const struct weight_view weights[3] = {layer->q_proj, layer->k_proj, layer->v_proj};
-    const float *const biases[3] = {layer->q_bias, layer->k_bias, layer->v_bias};
-    const int32_t offsets[3] = {0, q_width, q_width + kv_width};
-    const int32_t widths[3] = {q_width, kv_width, kv_width};
-    for (int32_t i = 0; i < 3; i++) {
-        projections[i] = (struct linear_params){.a = buffers->normed,
-                                                .weight = weights[i],
-                                                .bias = biases[i],
-                                                .d = buffers->qkv + offsets[i],
-                                                .a_stride = config->hidden_size,
-                                                .d_stride = width,
-                                                .num_tokens = batch->num_tokens,
-                                                .in_features = config->hidden_size,
-                                                .out_features = widths[i]};
-    }
-    ops_linear(ops, projections, 3);
-
-    ops_rope_kv(ops, &(struct rope_kv_params){.qkv = buffers->qkv,
-                                              .cos_sin = buffers->cos_sin,
-                                              .q_norm = layer->q_norm,
-                                              .k_norm = layer->k_norm,
-                                              .positions = batch->positions,
-                                              .slot_mapping = batch->slot_mapping,
-                                              .kv = *kv,
-                                              .layer_idx = layer_idx,
-                                              .num_tokens = batch->num_tokens,
-                                              .num_heads = config->num_heads,
-                                              .norm_eps = (float)config->rms_norm_eps,
-                                              .is_interleaved = config->is_rope_interleaved});
-
-    ops_attention(ops, &(struct attention_params){.q = buffers->qkv,
-                                                  .d = buffers->attention,
-                                                  .kv = *kv,
-                                                  .block_tables = batch->block_tables,
-                                                  .seq_idx = batch->seq_idx,
-                                                  .positions = batch->positions,
-                                                  .q_stride = width,
-                                                  .layer_idx = layer_idx,
-                                                  .num_tokens = batch->num_tokens,
-                                                  .num_heads = config->num_heads,
-                                                  .max_blocks = batch->max_blocks,
-                                                  .window = config_layer_window(config, layer_idx),
-                                                  .scale = (float)(1.0 / sqrt(config->head_dim))});
-
-    ops_linear(ops,
-               &(struct linear_params){.a = buffers->attention,
-                                       .weight = layer->o_proj,
-                                       .bias = layer->o_bias,
-                                       .residual = buffers->hidden,
-                                       .d = buffers->hidden,
-                                       .a_stride = q_width,
-                                       .d_stride = config->hidden_size,
-                                       .num_tokens = batch->num_tokens,
-                                       .in_features = q_width,
-                                       .out_features = config->hidden_size},
-               1);
+    backend_qkv(backend,
+                &(struct qkv_params){.hidden = buffers->hidden,
+                                     .norm = {layer->input_layernorm, (float)config->rms_norm_eps},
+                                     .q_proj = layer->q_proj,
+                                     .k_proj = layer->k_proj,
+                                     .v_proj = layer->v_proj,
+                                     .q_bias = layer->q_bias,
+                                     .k_bias = layer->k_bias,
+                                     .v_bias = layer->v_bias,
+                                     .q_norm = layer->q_norm,
+                                     .k_norm = layer->k_norm,
+                                     .cos_sin = buffers->cos_sin,
+                                     .positions = batch->positions,
+                                     .slot_mapping = batch->slot_mapping,
+                                     .kv = *kv,
+                                     .normed = buffers->normed,
+                                     .qkv = buffers->qkv,
+                                     .layer_idx = layer_idx,
+                                     .num_tokens = batch->num_tokens,
+                                     .hidden_size = config->hidden_size,
+                                     .num_heads = config->num_heads,
+                                     .head_norm_eps = (float)config->rms_norm_eps,
+                                     .is_interleaved = config->is_rope_interleaved});
+    backend_attend(backend,
+                   &(struct attend_params){.qkv = buffers->qkv,
+                                           .d = buffers->attention,
+                                           .kv = *kv,
+                                           .block_tables = batch->block_tables,
+                                           .seq_idx = batch->seq_idx,
+                                           .positions = batch->positions,
+                                           .query_begin = batch->query_begin,
+                                           .seq_lens = batch->seq_lens,
+                                           .layer_idx = layer_idx,
+                                           .num_tokens = batch->num_tokens,
+                                           .num_seqs = batch->num_seqs,
+                                           .num_heads = config->num_heads,
+                                           .max_blocks = batch->max_blocks,
+                                           .max_query = batch->max_query,
+                                           .window = config_layer_window(config, layer_idx),
+                                           .scale = (float)(1.0 / sqrt(config->head_dim))});
+    backend_project(backend,
+                    &(struct project_params){.a = buffers->attention,
+                                             .weight = layer->o_proj,
+                                             .bias = layer->o_bias,
+                                             .hidden = buffers->hidden,
+                                             .num_tokens = batch->num_tokens,
+                                             .in_features = config->num_heads * config->head_dim,
+                                             .hidden_size = config->hidden_size});
 }
 
 static void run_mlp(const struct model_config *config, const struct layer_weights *layer,
-                    struct ops *ops, int32_t num_tokens, struct forward_buffers *buffers)
+                    struct backend *backend, int32_t num_tokens, struct forward_buffers *buffers)
 {
-    ops_rmsnorm(ops, &(struct rmsnorm_params){.a = buffers->hidden,
-                                              .weight = layer->post_attention_layernorm,
-                                              .d = buffers->normed,
-                                              .num_tokens = num_tokens,
-                                              .hidden_size = config->hidden_size,
-                                              .eps = (float)config->rms_norm_eps});
-
-    ops_gemm_swiglu(ops,
-                    &(struct gemm_swiglu_params){.a = buffers->normed,
-                                                 .gate = layer->gate_proj,
-                                                 .up = layer->up_proj,
-                                                 .gate_bias = layer->gate_bias,
-                                                 .up_bias = layer->up_bias,
-                                                 .d = buffers->mlp,
-                                                 .num_tokens = num_tokens,
-                                                 .hidden_size = config->hidden_size,
-                                                 .intermediate_size = config->intermediate_size});
-
-    ops_linear(ops,
-               &(struct linear_params){.a = buffers->mlp,
-                                       .weight = layer->down_proj,
-                                       .bias = layer->down_bias,
-                                       .residual = buffers->hidden,
-                                       .d = buffers->hidden,
-                                       .a_stride = config->intermediate_size,
-                                       .d_stride = config->hidden_size,
-                                       .num_tokens = num_tokens,
-                                       .in_features = config->intermediate_size,
-                                       .out_features = config->hidden_size},
-               1);
+    backend_mlp(backend, &(struct mlp_params){
+                             .hidden = buffers->hidden,
+                             .norm = {layer->post_attention_layernorm, (float)config->rms_norm_eps},
+                             .gate = layer->gate_proj,
+                             .up = layer->up_proj,
+                             .gate_bias = layer->gate_bias,
+                             .up_bias = layer->up_bias,
+                             .normed = buffers->normed,
+                             .d = buffers->mlp,
+                             .num_tokens = num_tokens,
+                             .hidden_size = config->hidden_size,
+                             .intermediate_size = config->intermediate_size});
+    backend_project(backend, &(struct project_params){.a = buffers->mlp,
+                                                      .weight = layer->down_proj,
+                                                      .bias = layer->down_bias,
+                                                      .hidden = buffers->hidden,
+                                                      .num_tokens = num_tokens,
+                                                      .in_features = config->intermediate_size,
+                                                      .hidden_size = config->hidden_size});
 }
 
-void forward_run(const struct model_config *config, const struct weights *weights, struct ops *ops,
-                 const struct kv_view *kv, const struct forward_batch *batch,
-                 struct forward_buffers *buffers)
+void forward_run(const struct model_config *config, const struct weights *weights,
+                 struct backend *backend, const struct kv_view *kv,
+                 const struct forward_batch *batch, struct forward_buffers *buffers)
 {
-    assert(batch->num_tokens <= buffers->max_tokens);
-    for (int32_t i = 0; i < batch->num_tokens; i++) {
-        extend_cos_sin(config, weights, buffers, batch->positions[i]);
+    assert(batch->num_tokens <= buffers->limits.max_tokens);
+    for (int32_t i = 0; backend->is_host && i < batch->num_tokens; i++) {
+        forward_extend_positions(config, weights, backend, buffers, batch->positions[i] + 1);
     }
-    ops_embedding(ops, &(struct embedding_params){.token_ids = batch->token_ids,
-                                                  .table = weights->embed_tokens,
-                                                  .d = buffers->hidden,
-                                                  .num_tokens = batch->num_tokens,
-                                                  .hidden_size = config->hidden_size,
-                                                  .vocab_size = config->vocab_size});
+    backend_embedding(backend, &(struct embedding_params){.token_ids = batch->token_ids,
+                                                          .table = weights->embed_tokens,
+                                                          .d = buffers->hidden,
+                                                          .num_tokens = batch->num_tokens,
+                                                          .hidden_size = config->hidden_size,
+                                                          .vocab_size = config->vocab_size});
     for (int32_t layer_idx = 0; layer_idx < config->num_layers; layer_idx++) {
         const struct layer_weights *layer = &weights->layers[layer_idx];
-        run_attention(config, layer, ops, kv, batch, buffers, layer_idx);
-        run_mlp(config, layer, ops, batch->num_tokens, buffers);
+        run_attention(config, layer, backend, kv, batch, buffers, layer_idx);
+        run_mlp(config, layer, backend, batch->num_tokens, buffers);
     }
 }
 
 void forward_logits(const struct model_config *config, const struct weights *weights,
-                    struct ops *ops, const int32_t *tokens, int32_t num_rows,
+                    struct backend *backend, const int32_t *tokens, int32_t num_rows,
                     struct forward_buffers *buffers)
 {
-    assert(num_rows <= buffers->max_logit_rows);
-#ifndef NDEBUG
-    for (int32_t row = 0; row < num_rows; row++) {
-        assert(tokens[row] >= 0 && tokens[row] < buffers->max_tokens);
-    }
-#endif
-    ops_rmsnorm(ops, &(struct rmsnorm_params){.a = buffers->hidden,
-                                              .rows = tokens,
-                                              .weight = weights->norm,
-                                              .d = buffers->normed,
-                                              .num_tokens = num_rows,
-                                              .hidden_size = config->hidden_size,
-                                              .eps = (float)config->rms_norm_eps});
-    ops_linear(ops,
-               &(struct linear_params){.a = buffers->normed,
-                                       .weight = weights->lm_head,
-                                       .d = buffers->logits,
-                                       .a_stride = config->hidden_size,
-                                       .d_stride = config->vocab_size,
-                                       .num_tokens = num_rows,
-                                       .in_features = config->hidden_size,
-                                       .out_features = config->vocab_size},
-               1);
+    assert(num_rows <= buffers->limits.max_logit_rows);
+    backend_logits(backend,
+                   &(struct logits_params){.hidden = buffers->hidden,
+                                           .rows = tokens,
+                                           .norm = {weights->norm, (float)config->rms_norm_eps},
+                                           .weight = weights->lm_head,
+                                           .normed = buffers->normed,
+                                           .logits = buffers->logits,
+                                           .num_rows = num_rows,
+                                           .hidden_size = config->hidden_size,
+                                           .vocab_size = config->vocab_size});
 }

@@ -2,6 +2,7 @@
 /* The kernel API of a library that was built without the CUDA toolkit: it says so. */
 #include "base/status.h"
 #include "imbrex_ops.h"
+#include "ops/backend.h"
 
 static enum imbrex_status report_absent(struct imbrex_error *err)
 {
@@ -22,6 +23,11 @@ enum imbrex_status imbrex_device_open(int32_t device_idx,
     (void)options;
     (void)device;
     return report_absent(err);
+}
+
+bool device_cuda_is_present(void)
+{
+    return false;
 }
 
 /* No device can be open: what follows is called only with a pointer that came from elsewhere. */
@@ -97,4 +103,33 @@ enum imbrex_status imbrex_kernel_choose(const struct imbrex_device *device,
     (void)variant_idx;
     (void)plan;
     return report_absent(err);
+}
+
+enum imbrex_status device_cuda_create(int32_t device_idx, struct device **device,
+                                      struct imbrex_error *err)
+{
+    (void)device_idx;
+    (void)device;
+    return report_absent(err);
+}
+
+enum imbrex_status backend_cuda_create(struct device *device,
+                                       const struct backend_cuda_options *options,
+                                       const struct backend_shape *shape, void *scratch,
+                                       size_t scratch_bytes, struct backend **backend,
+                                       struct imbrex_error *err)
+{
+    (void)device;
+    (void)options;
+    (void)shape;
+    (void)scratch;
+    (void)scratch_bytes;
+    (void)backend;
+    return report_absent(err);
+}
+
+size_t backend_cuda_scratch_bytes(const struct backend_shape *shape)
+{
+    (void)shape;
+    return 0;
 }

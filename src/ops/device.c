@@ -3,6 +3,7 @@
 #include "ops/device.h"
 
 #include <assert.h>
+#include <string.h>
 
 /* A device that failed is not called any more, except to give back what it holds. */
 #define TRY_USABLE(device)               \
@@ -24,8 +25,9 @@ static enum imbrex_status keep(struct device *device, enum imbrex_status status)
 static enum imbrex_status check_usable(const struct device *device, struct imbrex_error *err)
 {
     if (device->has_failed) {
-        return error_set(err, IMBREX_STATUS_DEVICE, "device %s: it has failed and takes no more",
-                         device->functions->name);
+        return error_set(err, IMBREX_STATUS_DEVICE,
+                         "device %s: it has failed and takes no more%s%s", device->functions->name,
+                         device->failure.message[0] != '\0' ? ": " : "", device->failure.message);
     }
     return IMBREX_STATUS_OK;
 }
@@ -48,6 +50,69 @@ __attribute__((unused)) static bool copies_are_valid(const struct device_copy *c
     return num_copies >= 0;
 }
 
+/* Digits alone, of a number that fits int32_t. */
+static bool parse_idx(const char *digits, int32_t *idx)
+{
+    int64_t parsed = 0;
+    if (*digits == '\0') {
+        return false;
+    }
+    for (; *digits != '\0'; digits++) {
+        if (*digits < '0' || *digits > '9') {
+            return false;
+        }
+        parsed = 10 * parsed + (*digits - '0');
+        if (parsed > INT32_MAX) {
+            return false;
+        }
+    }
+    *idx = (int32_t)parsed;
+    return true;
+}
+
+enum imbrex_status device_parse(const char *name, struct device_choice *choice,
+                                struct imbrex_error *err)
+{
+    struct device_choice parsed = {.kind = DEVICE_KIND_CPU};
+    if (name != NULL && strcmp(name, "auto") == 0) {
+        parsed.kind = DEVICE_KIND_AUTO;
+    } else if (name != NULL && strncmp(name, "cuda", 4) == 0 &&
+               (name[4] == '\0' || (name[4] == ':' && parse_idx(name + 5, &parsed.idx)))) {
+        parsed.kind = DEVICE_KIND_CUDA;
+    } else if (name != NULL && strcmp(name, "cpu") != 0) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "device: expected \"cpu\", \"cuda\", \"cuda:N\" or \"auto\", found "
+                         "\"%.64s\"",
+                         name);
+    }
+    *choice = parsed;
+    return IMBREX_STATUS_OK;
+}
+
+enum imbrex_status device_open(const struct device_choice *choice, const struct log *log,
+                               struct device **device, struct device_choice *opened,
+                               struct imbrex_error *err)
+{
+    struct device_choice decided = *choice;
+    if (choice->kind == DEVICE_KIND_AUTO) {
+        struct imbrex_error reason;
+        if (device_cuda_create(choice->idx, device, &reason) == IMBREX_STATUS_OK) {
+            decided.kind = DEVICE_KIND_CUDA;
+            *opened = decided;
+            return IMBREX_STATUS_OK;
+        }
+        /* Where there is no GPU nobody misses it. */
+        enum imbrex_log_level level =
+            device_cuda_is_present() ? IMBREX_LOG_LEVEL_WARNING : IMBREX_LOG_LEVEL_INFO;
+        log_write(log, level, "device auto: the model runs on the CPU: %s", reason.message);
+        decided.kind = DEVICE_KIND_CPU;
+    }
+    TRY(decided.kind == DEVICE_KIND_CUDA ? device_cuda_create(decided.idx, device, err)
+                                         : device_cpu_create(device, err));
+    *opened = decided;
+    return IMBREX_STATUS_OK;
+}
+
 void device_destroy(struct device *device)
 {
     if (device != NULL) {
@@ -58,6 +123,11 @@ void device_destroy(struct device *device)
 const char *device_name(const struct device *device)
 {
     return device->functions->name;
+}
+
+enum device_kind device_kind(const struct device *device)
+{
+    return device->functions->kind;
 }
 
 bool device_is_async(const struct device *device)

@@ -2,6 +2,7 @@
 /* The only door to a device for kv and engine: memory, copies, events, work on streams.
  *
  *   cpu    everything happens in the call; device memory is host memory
+ *   cuda   a GPU; streams, copies and graphs are CUDA's
  *   fake   for tests: host memory too, but copies and work happen late, those of different streams
  *          in any order, and fail on demand (device_fake.h)
  *
@@ -11,9 +12,10 @@
  *
  * A device is used by one thread at a time. A failure that leaves the device unusable has status
  * DEVICE and is sticky: every later call but the destroying ones gives it again. Any other status
- * belongs to the one call, or to the one copy or piece of work, and is then told by the event
- * behind it. Until the host has been told, the stream does nothing more: what it was given by then
- * builds on what failed, is not done, and counts as failed too. Other streams go on. */
+ * belongs to the one call, which gives it (of work too, where the device runs it in the call), or
+ * to the one copy or piece of work, and is then told by the event behind it. Until the host has
+ * been told, the stream does nothing more: what it was given by then builds on what failed, is not
+ * done, and counts as failed too. Other streams go on. */
 #ifndef IMBREX_OPS_DEVICE_H
 #define IMBREX_OPS_DEVICE_H
 
@@ -21,6 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/log.h"
 #include "base/status.h"
 
 struct device;
@@ -48,10 +51,17 @@ struct device_copy {
  * not call the device. What it returns is the work's status; see the head of this file. */
 typedef enum imbrex_status device_work_fn(void *arg, void *stream_handle);
 
+enum device_kind {
+    DEVICE_KIND_CPU = 0, /* computes as a host does, fake devices too */
+    DEVICE_KIND_CUDA = 1,
+    DEVICE_KIND_AUTO = 2, /* the first GPU if it can be opened, else the CPU */
+};
+
 /* What fills a device: one table of functions each, called through the functions below only. */
 struct device_functions {
     const char *name; /* "cpu"; static storage */
-    bool is_async;    /* work may still be going on when the call that gave it returns */
+    enum device_kind kind;
+    bool is_async; /* work may still be going on when the call that gave it returns */
     void (*destroy)(struct device *device);
     enum imbrex_status (*alloc)(struct device *device, const char *what, size_t num_bytes,
                                 void **memory, struct imbrex_error *err);
@@ -84,15 +94,39 @@ struct device_functions {
 struct device {
     const struct device_functions *functions;
     bool has_failed; /* for good: set when a call says DEVICE, or by the device itself */
+    /* Why, if the device knows; its message is "" otherwise. Of one that goes on: what the last
+     * work that failed said. */
+    struct imbrex_error failure;
 };
 
 enum imbrex_status device_cpu_create(struct device **device, struct imbrex_error *err);
+/* GPU number device_idx, as imbrex_device_open. UNSUPPORTED in a build without the CUDA toolkit. */
+enum imbrex_status device_cuda_create(int32_t device_idx, struct device **device,
+                                      struct imbrex_error *err);
+
+/* What the name of a device says. */
+struct device_choice {
+    enum device_kind kind;
+    int32_t idx; /* of the GPU */
+};
+
+/* "cpu", "cuda", "cuda:N" or "auto"; NULL: "cpu". INVALID_ARGUMENT for any other name. */
+enum imbrex_status device_parse(const char *name, struct device_choice *choice,
+                                struct imbrex_error *err);
+/* Opens what was chosen. AUTO says in the log, in one line, why it is the CPU that it takes; on
+ * success *opened is the choice with its kind decided. */
+enum imbrex_status device_open(const struct device_choice *choice, const struct log *log,
+                               struct device **device, struct device_choice *opened,
+                               struct imbrex_error *err);
+/* Whether there is a GPU with a driver, be they such that device_cuda_create takes them or not. */
+bool device_cuda_is_present(void);
 /* No work may be left on its streams, and everything taken from it must have been given back. NULL
  * does nothing. */
 void device_destroy(struct device *device);
 
 /* "cpu"; static storage. */
 const char *device_name(const struct device *device);
+enum device_kind device_kind(const struct device *device);
 /* Whether work goes on while the host does something else: then a second step is worth planning. */
 bool device_is_async(const struct device *device);
 

@@ -2,8 +2,9 @@
 /* Where a key or value lies in the paged KV cache. Known to the kernels; kv decides which block
  * holds what.
  *
- *   block   [num_layers] x { K [num_kv_heads, block_size, head_dim], V the same }, fp32,
- *           contiguous, so that moving a block is one copy; block_bytes is rounded up to 4 KiB
+ *   block   [num_layers] x { K [num_kv_heads, block_size, head_dim], V the same }, of one dtype
+ *           (fp32 on a host), contiguous, so that moving a block is one copy; block_bytes is
+ *           rounded up to 4 KiB
  *   slot    block_idx * block_size + offset in the block: the place of one token */
 #ifndef IMBREX_OPS_KV_VIEW_H
 #define IMBREX_OPS_KV_VIEW_H
@@ -11,13 +12,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ops/dtype.h"
+
 struct kv_view {
     unsigned char *blocks; /* [num_blocks] x block_bytes */
     size_t block_bytes;
+    enum dtype dtype; /* plain */
     int32_t num_layers, num_kv_heads, block_size, head_dim;
 };
 
-/* K of one head in one block: [block_size, head_dim]. */
+/* K of one head in one block: [block_size, head_dim]. A cache in fp32. */
 static inline float *kv_view_keys(const struct kv_view *kv, int32_t block_idx, int32_t layer_idx,
                                   int32_t kv_head_idx)
 {

@@ -97,7 +97,7 @@ struct rope_kv_params {
     const float *cos_sin;
     const float *q_norm, *k_norm; /* [head_dim], or NULL: not normalised */
     const int32_t *positions;     /* [num_tokens] */
-    const int32_t *slot_mapping;  /* [num_tokens]: slot that receives the token's k and v */
+    const int32_t *slot_mapping;  /* [num_tokens]: slot that receives k and v; negative: none */
     struct kv_view kv;            /* written: layer_idx of those slots */
     int32_t layer_idx, num_tokens, num_heads; /* head_dim (even) and num_kv_heads stand in kv */
     float norm_eps;                           /* of q_norm and k_norm */

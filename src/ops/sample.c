@@ -18,8 +18,11 @@ void ops_history(struct ops *ops, const struct history_params *params)
     const struct token_history *history = &params->history;
     (void)ops; /* a few thousand ids: not worth sharing */
     for (int32_t token = 0; token < params->num_tokens; token++) {
-        assert(params->slots[token] >= 0 && params->positions[token] >= 0 &&
-               params->positions[token] < history->stride);
+        if (params->slots[token] < 0) {
+            params->d[token] = params->token_ids[token];
+            continue;
+        }
+        assert(params->positions[token] >= 0 && params->positions[token] < history->stride);
         int32_t *kept =
             &history->token_ids[params->slots[token] * history->stride + params->positions[token]];
         if (params->token_ids[token] >= 0) {
@@ -55,10 +58,11 @@ __attribute__((unused)) static bool row_is_valid(const struct sample_params *par
                                                  const struct sample_row *row)
 {
     int64_t logits_row = (int64_t)row->logits_row - params->logits_row_begin;
-    return logits_row >= 0 && logits_row < params->num_logits_rows && row->slot >= 0 &&
-           row->num_tokens >= 1 && row->num_prompt_tokens >= 0 &&
-           row->num_tokens <= params->history.stride && row->target_id < params->vocab_size &&
-           row->num_logprobs <= params->max_logprobs;
+    return row->logits_row < 0 ||
+           (logits_row >= 0 && logits_row < params->num_logits_rows && row->slot >= 0 &&
+            row->num_tokens >= 1 && row->num_prompt_tokens >= 0 &&
+            row->num_tokens <= params->history.stride && row->target_id < params->vocab_size &&
+            row->num_logprobs <= params->max_logprobs);
 }
 
 void ops_sample(struct ops *ops, const struct sample_params *params)

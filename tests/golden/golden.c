@@ -94,7 +94,7 @@ int32_t golden_greedy(struct imbrex_engine *engine, struct imbrex_model *model,
 
 /* The forward pass alone, as the engine would run it: the last one made is kept, for its logits. */
 struct forward_alone {
-    struct ops *ops;
+    struct backend *backend;
     struct memory_region kv_region, region;
     struct forward_buffers buffers;
 };
@@ -119,7 +119,11 @@ static void take_buffers(struct arena *arena, const struct imbrex_model *model,
 {
     size_t token_bytes = ops_scratch_token_bytes(model->weights.max_quantized_columns) +
                          ops_bf16_token_bytes(features_of(plan), model->weights.max_bf16_columns);
-    forward_buffers_take(arena, &model->config, plan->max_step_tokens, 1, plan->context_size,
+    forward_buffers_take(arena, &model->config,
+                         &(struct forward_limits){.max_tokens = plan->max_step_tokens,
+                                                  .max_logit_rows = 1,
+                                                  .max_positions = plan->context_size,
+                                                  .activation_dtype = DTYPE_F32},
                          &alone->buffers);
     *scratch_bytes = (size_t)plan->max_step_tokens * token_bytes;
     *scratch = arena_take(arena, *scratch_bytes, 1);
@@ -127,7 +131,7 @@ static void take_buffers(struct arena *arena, const struct imbrex_model *model,
 
 static void forget_forward(void)
 {
-    ops_destroy(kept.ops);
+    backend_destroy(kept.backend);
     memory_region_unmap(&kept.kv_region);
     memory_region_unmap(&kept.region);
     kept = (struct forward_alone){0};
@@ -151,9 +155,9 @@ const float *golden_logits(struct imbrex_engine *engine, const int32_t *token_id
     arena = (struct arena){.base = kept.region.base};
     take_buffers(&arena, model, &plan, &kept, &scratch, &scratch_bytes);
     golden_check(memory_region_map("the KV cache", plan.kv_bytes, &kept.kv_region, &err), &err);
-    golden_check(
-        ops_create(plan.num_threads, features_of(&plan), scratch, scratch_bytes, &kept.ops, &err),
-        &err);
+    golden_check(backend_cpu_create(plan.num_threads, features_of(&plan), scratch, scratch_bytes,
+                                    &kept.backend, &err),
+                 &err);
     golden_check(model_fill(model, &err), &err);
     struct kv_view kv = {.blocks = kept.kv_region.base,
                          .block_bytes = plan.kv_bytes / (size_t)plan.kv_num_blocks,
@@ -176,7 +180,7 @@ const float *golden_logits(struct imbrex_engine *engine, const int32_t *token_id
     for (int32_t begin = 0; begin < num_tokens; begin += num_step) {
         num_step =
             num_tokens - begin < plan.max_step_tokens ? num_tokens - begin : plan.max_step_tokens;
-        forward_run(config, &model->weights, kept.ops, &kv,
+        forward_run(config, &model->weights, kept.backend, &kv,
                     &(struct forward_batch){.token_ids = token_ids + begin,
                                             .positions = positions + begin,
                                             .slot_mapping = positions + begin,
@@ -187,7 +191,7 @@ const float *golden_logits(struct imbrex_engine *engine, const int32_t *token_id
                     &kept.buffers);
     }
     int32_t last = num_step - 1;
-    forward_logits(config, &model->weights, kept.ops, &last, 1, &kept.buffers);
+    forward_logits(config, &model->weights, kept.backend, &last, 1, &kept.buffers);
     free(positions);
     free(zeros);
     free(blocks);

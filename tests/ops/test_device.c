@@ -631,6 +631,80 @@ static void test_graph(void **state)
     }
 }
 
+/* Catches: names taken that mean nothing, numbers that wrap around, a message that does not say
+ * what was found. */
+static void test_parse(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "",        "gpu",     "CPU",   "cpu:0",           "cuda:",   "cuda:x",
+        "cuda:-1", "cuda:1x", "cuda1", "cuda:2147483648", "cuda: 1", "autofocus"};
+    const struct {
+        const char *name;
+        struct device_choice choice;
+    } good[] = {
+        {NULL, {DEVICE_KIND_CPU, 0}},        {"cpu", {DEVICE_KIND_CPU, 0}},
+        {"cuda", {DEVICE_KIND_CUDA, 0}},     {"cuda:0", {DEVICE_KIND_CUDA, 0}},
+        {"cuda:17", {DEVICE_KIND_CUDA, 17}}, {"cuda:2147483647", {DEVICE_KIND_CUDA, INT32_MAX}},
+        {"auto", {DEVICE_KIND_AUTO, 0}}};
+    struct device_choice choice = {DEVICE_KIND_CUDA, 5};
+    struct imbrex_error err;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_int_equal(device_parse(bad[i], &choice, &err), IMBREX_STATUS_INVALID_ARGUMENT);
+        assert_non_null(strstr(err.message, bad[i]));
+        assert_int_equal(choice.idx, 5);
+    }
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        assert_int_equal(device_parse(good[i].name, &choice, &err), IMBREX_STATUS_OK);
+        assert_int_equal(choice.kind, good[i].choice.kind);
+        assert_int_equal(choice.idx, good[i].choice.idx);
+    }
+}
+
+struct log_lines {
+    int32_t count;
+    char last[256];
+};
+
+static void keep_line(void *user, enum imbrex_log_level level, const char *message)
+{
+    struct log_lines *lines = user;
+    (void)level;
+    lines->count++;
+    strncpy(lines->last, message, sizeof(lines->last) - 1);
+}
+
+/* Catches: an "auto" that fails where there is no GPU, says nothing, or says it without a reason; a
+ * GPU that is not there and is opened. */
+static void test_open(void **state)
+{
+    (void)state;
+    struct log_lines lines = {0};
+    const struct log log = {keep_line, &lines};
+    struct device_choice opened = {0};
+    struct device *device = NULL;
+    struct imbrex_error err = {0};
+    assert_int_equal(device_open(&(struct device_choice){.kind = DEVICE_KIND_AUTO}, &log, &device,
+                                 &opened, &err),
+                     IMBREX_STATUS_OK);
+    if (opened.kind == DEVICE_KIND_CPU) {
+        assert_int_equal(lines.count, 1);
+        assert_non_null(strstr(lines.last, "the model runs on the CPU: "));
+        assert_int_equal(lines.last[strlen(lines.last) - 1] == ' ', 0);
+        assert_string_equal(device_name(device), "cpu");
+    } else {
+        assert_int_equal(lines.count, 0);
+        assert_string_equal(device_name(device), "cuda");
+    }
+    device_destroy(device);
+    device = NULL;
+    assert_int_not_equal(
+        device_open(&(struct device_choice){DEVICE_KIND_CUDA, 1000}, &log, &device, &opened, &err),
+        IMBREX_STATUS_OK);
+    assert_null(device);
+    assert_true(strlen(err.message) > 0);
+}
+
 int run_device_tests(void)
 {
     const struct CMUnitTest tests[] = {
@@ -650,6 +724,8 @@ int run_device_tests(void)
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_device_failure_is_sticky),
         cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_parse),
+        cmocka_unit_test(test_open),
     };
     return cmocka_run_group_tests_name("device", tests, NULL, NULL);
 }

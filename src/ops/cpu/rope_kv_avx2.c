@@ -85,6 +85,9 @@ void avx2_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t en
                 rotate_halves(q + head * head_dim, cosines, cosines + half, half);
             }
         }
+        if (params->slot_mapping[token] < 0) {
+            continue;
+        }
         int32_t block_idx = params->slot_mapping[token] / kv->block_size;
         int64_t offset = params->slot_mapping[token] % kv->block_size * head_dim;
         for (int32_t head = 0; head < kv->num_kv_heads; head++) {

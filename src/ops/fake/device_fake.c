@@ -26,7 +26,8 @@ struct fake_copy {
 
 struct fake_item {
     enum item_kind kind;
-    struct fake_copy *copies; /* [num_copies] not done yet */
+    struct fake_copy *copies; /* [num_copies] not done yet; NULL: `single` is the one there is */
+    struct fake_copy single;  /* so that a steady step needs no memory here either */
     int32_t num_copies;
     device_work_fn *work;
     void *arg;
@@ -83,8 +84,10 @@ struct device_fake {
     struct fake_fault faults[DEVICE_FAKE_FAULT_COUNT];
     uint64_t random_state;
     int64_t num_failures;
-    int64_t num_held; /* registrations and graphs not given back */
-    bool is_working;  /* a piece of work runs, which must not call the device */
+    int64_t num_launches; /* of graphs */
+    int64_t num_held;     /* registrations and graphs not given back */
+    bool refuses_graphs;
+    bool is_working; /* a piece of work runs, which must not call the device */
 };
 
 static struct device_fake *device_fake_of(struct device *device)
@@ -101,6 +104,11 @@ static uint32_t random_below(struct device_fake *fake, uint32_t bound)
     bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
     bits ^= bits >> 31;
     return (uint32_t)((bits >> 32) * bound >> 32);
+}
+
+static struct fake_copy *copies_of(struct fake_item *item)
+{
+    return item->copies != NULL ? item->copies : &item->single;
 }
 
 static bool is_fault_due(struct device_fake *fake, enum device_fake_fault fault,
@@ -167,17 +175,18 @@ static bool is_head_waiting(const struct device_fake *fake, enum device_stream s
 static enum imbrex_status move_copies(struct device_fake *fake, struct fake_item *item)
 {
     enum imbrex_status status = IMBREX_STATUS_OK;
+    struct fake_copy *copies = copies_of(item);
     for (int32_t i = 0; i < item->num_copies; i++) {
-        if (!item->copies[i].is_poisoned && item->copies[i].copy.num_bytes > 0) {
-            memset(item->copies[i].copy.destination, POISON, item->copies[i].copy.num_bytes);
+        if (!copies[i].is_poisoned && copies[i].copy.num_bytes > 0) {
+            memset(copies[i].copy.destination, POISON, copies[i].copy.num_bytes);
         }
-        item->copies[i].is_poisoned = true;
+        copies[i].is_poisoned = true;
     }
-    struct fake_copy *chosen = &item->copies[random_below(fake, (uint32_t)item->num_copies)];
+    struct fake_copy *chosen = &copies[random_below(fake, (uint32_t)item->num_copies)];
     if (!is_fault_due(fake, DEVICE_FAKE_FAULT_COPY, &status) && chosen->copy.num_bytes > 0) {
         memcpy(chosen->copy.destination, chosen->copy.source, chosen->copy.num_bytes);
     }
-    *chosen = item->copies[--item->num_copies];
+    *chosen = copies[--item->num_copies];
     return status;
 }
 
@@ -291,9 +300,9 @@ static bool is_in_use(const struct device_fake *fake, enum device_stream stream,
     for (int32_t i = 0; i < DEVICE_STREAM_COUNT; i++) {
         const struct fake_queue *queue = &fake->queues[i];
         for (size_t item_idx = queue->begin; item_idx < queue->end; item_idx++) {
-            const struct fake_item *item = &queue->items[item_idx];
+            struct fake_item *item = &queue->items[item_idx];
             for (int32_t copy_idx = 0; copy_idx < item->num_copies; copy_idx++) {
-                const struct device_copy *other = &item->copies[copy_idx].copy;
+                const struct device_copy *other = &copies_of(item)[copy_idx].copy;
                 if (is_overlapping(other->destination, other->num_bytes, copy->destination,
                                    copy->num_bytes) ||
                     is_overlapping(other->source, other->num_bytes, copy->destination,
@@ -331,13 +340,15 @@ static enum imbrex_status fake_copy_batch_async(struct device *device, enum devi
     struct fake_item item = {.kind = ITEM_COPIES, .num_copies = num_copies};
     assert(copies_are_independent(copies, num_copies));
     TRY(begin_call(fake));
-    item.copies = malloc((size_t)num_copies * sizeof(*item.copies));
-    if (item.copies == NULL) {
-        return IMBREX_STATUS_OUT_OF_MEMORY;
+    if (num_copies > 1) {
+        item.copies = malloc((size_t)num_copies * sizeof(*item.copies));
+        if (item.copies == NULL) {
+            return IMBREX_STATUS_OUT_OF_MEMORY;
+        }
     }
     for (int32_t i = 0; i < num_copies; i++) {
         bool is_free = copies[i].num_bytes > 0 && !is_in_use(fake, stream, &copies[i]);
-        item.copies[i] = (struct fake_copy){.copy = copies[i], .is_poisoned = is_free};
+        copies_of(&item)[i] = (struct fake_copy){.copy = copies[i], .is_poisoned = is_free};
     }
     enum imbrex_status status = give(fake, stream, &item);
     if (status != IMBREX_STATUS_OK) {
@@ -345,7 +356,7 @@ static enum imbrex_status fake_copy_batch_async(struct device *device, enum devi
         return status;
     }
     for (int32_t i = 0; i < num_copies; i++) {
-        if (item.copies[i].is_poisoned) {
+        if (copies_of(&item)[i].is_poisoned) {
             memset(copies[i].destination, POISON, copies[i].num_bytes);
         }
     }
@@ -476,6 +487,9 @@ static enum imbrex_status fake_event_synchronize(struct device *device, struct d
 static enum imbrex_status fake_graph_capture(struct device *device, device_work_fn *work, void *arg,
                                              struct device_graph **graph, struct imbrex_error *err)
 {
+    if (device_fake_of(device)->refuses_graphs) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED, "the fake device takes no graphs");
+    }
     struct device_graph *captured = malloc(sizeof(*captured));
     if (captured == NULL) {
         return error_out_of_memory(err, "a device graph", sizeof(*captured));
@@ -489,6 +503,7 @@ static enum imbrex_status fake_graph_capture(struct device *device, device_work_
 static enum imbrex_status fake_graph_launch(struct device *device, enum device_stream stream,
                                             struct device_graph *graph)
 {
+    device_fake_of(device)->num_launches++;
     return fake_run_async(device, stream, graph->work, graph->arg);
 }
 
@@ -596,6 +611,16 @@ void device_fake_fail(struct device *device, enum device_fake_fault fault, int64
     assert(status != IMBREX_STATUS_OK || countdown == 0);
     device_fake_of(device)->faults[fault] =
         (struct fake_fault){.countdown = countdown, .status = status};
+}
+
+int64_t device_fake_num_launches(const struct device *device)
+{
+    return ((const struct device_fake *)(const void *)device)->num_launches;
+}
+
+void device_fake_refuse_graphs(struct device *device)
+{
+    device_fake_of(device)->refuses_graphs = true;
 }
 
 int64_t device_fake_num_pending(const struct device *device)

@@ -29,6 +29,12 @@ enum imbrex_status device_fake_create(uint64_t seed, struct device **device,
 void device_fake_fail(struct device *device, enum device_fake_fault fault, int64_t countdown,
                       enum imbrex_status status);
 
+/* Graphs that were given to a stream so far. */
+int64_t device_fake_num_launches(const struct device *device);
+
+/* From now on no graph can be captured: UNSUPPORTED. */
+void device_fake_refuse_graphs(struct device *device);
+
 /* Items that were given and have not run. */
 int64_t device_fake_num_pending(const struct device *device);
 

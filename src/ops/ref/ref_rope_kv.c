@@ -56,6 +56,9 @@ void ref_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end
                          kv->head_dim / 2);
         }
 
+        if (params->slot_mapping[token] < 0) {
+            continue;
+        }
         int32_t block_idx = params->slot_mapping[token] / kv->block_size;
         int64_t offset = params->slot_mapping[token] % kv->block_size * head_dim;
         for (int32_t head = 0; head < kv->num_kv_heads; head++) {

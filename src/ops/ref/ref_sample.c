@@ -385,6 +385,8 @@ void ref_sample(const struct sample_params *params, const struct cpu_kernels *ke
     struct row_scratch row_scratch;
     take_scratch(&arena, params->vocab_size, &row_scratch);
     for (int64_t row_idx = begin; row_idx < end; row_idx++) {
-        sample_row(params, kernels, row_idx, &row_scratch);
+        if (params->rows[row_idx].logits_row >= 0) {
+            sample_row(params, kernels, row_idx, &row_scratch);
+        }
     }
 }
