@@ -4,12 +4,16 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <sys/mman.h>
+
+#include "ops/cuda/op_kernels.h"
+
 struct fake_driver fake;
 
 #define MAX_KERNELS 256
 
 /* Handles are addresses of these. */
-static char context_mark, library_mark;
+static char context_mark, library_mark, stream_mark, event_mark, graph_mark, exec_mark;
 static char kernel_names[MAX_KERNELS][128];
 static int num_kernels;
 
@@ -202,16 +206,27 @@ static CUresult fake_library_get_kernel(CUkernel *kernel, CUlibrary library, con
     return CUDA_SUCCESS;
 }
 
+/* Of kernels in op_kernels.h what their row says, of the others what the test says. */
+static size_t params_bytes_of(const char *kernel)
+{
+    for (int i = 0; i < OP_KERNEL_COUNT; i++) {
+        const struct op_kernel_row *row = op_kernel_at((enum op_kernel)i);
+        if (strcmp(row->name, kernel) == 0) {
+            return row->params_bytes;
+        }
+    }
+    return fake.params_bytes;
+}
+
 static CUresult fake_kernel_get_param_info(CUkernel kernel, size_t param_idx, size_t *offset,
                                            size_t *num_bytes)
 {
-    (void)kernel;
     FAIL_IF_TOLD();
     if (param_idx != 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     *offset = 0;
-    *num_bytes = fake.params_bytes;
+    *num_bytes = params_bytes_of((const char *)(void *)kernel);
     return CUDA_SUCCESS;
 }
 
@@ -323,7 +338,253 @@ static CUresult fake_launch_kernel_ex(const CUlaunchConfig *config, CUfunction f
     }
     fake.config.attrs = fake.attributes;
     fake.kernel = (const char *)(void *)function;
-    memcpy(&fake.params, arguments[0], sizeof(fake.params));
+    size_t params_bytes = params_bytes_of(fake.kernel);
+    memcpy(&fake.params, arguments[0],
+           params_bytes < sizeof(fake.params) ? params_bytes : sizeof(fake.params));
+    return CUDA_SUCCESS;
+}
+
+/* ---- memory, streams, events, graphs: all is done in the call -------------------------------- */
+
+/* In front of each piece of memory, how long it is; as wide as keeps what follows aligned. */
+#define HEAD_BYTES ((size_t)2 << 20)
+
+static CUresult fake_mem_get_info(size_t *num_free, size_t *num_total)
+{
+    FAIL_IF_TOLD();
+    *num_free = 1000;
+    *num_total = 2000;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_mem_alloc(CUdeviceptr *memory, size_t num_bytes)
+{
+    FAIL_IF_TOLD();
+    if (fake.max_allocated > 0 && num_bytes > fake.max_allocated) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    unsigned char *mapped = mmap(NULL, HEAD_BYTES + num_bytes, PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    memcpy(mapped, &num_bytes, sizeof(num_bytes));
+    memset(mapped + HEAD_BYTES, 0xa5, num_bytes);
+    fake.num_allocated++;
+    *memory = (CUdeviceptr)(uintptr_t)(mapped + HEAD_BYTES);
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_mem_free(CUdeviceptr memory)
+{
+    unsigned char *mapped = (unsigned char *)(uintptr_t)memory - HEAD_BYTES;
+    size_t num_bytes;
+    memcpy(&num_bytes, mapped, sizeof(num_bytes));
+    munmap(mapped, HEAD_BYTES + num_bytes);
+    fake.num_allocated--;
+    FAIL_IF_TOLD();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_mem_host_register(void *memory, size_t num_bytes, unsigned int flags)
+{
+    (void)memory;
+    (void)num_bytes;
+    (void)flags;
+    FAIL_IF_TOLD();
+    fake.num_registered++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_mem_host_unregister(void *memory)
+{
+    (void)memory;
+    fake.num_registered--;
+    FAIL_IF_TOLD();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_memset_d8_async(CUdeviceptr memory, unsigned char value, size_t num_bytes,
+                                     CUstream stream)
+{
+    (void)stream;
+    FAIL_IF_TOLD();
+    memset((void *)(uintptr_t)memory, value, num_bytes);
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_memcpy_async(CUdeviceptr destination, CUdeviceptr source, size_t num_bytes,
+                                  CUstream stream)
+{
+    (void)stream;
+    FAIL_IF_TOLD();
+    memcpy((void *)(uintptr_t)destination, (const void *)(uintptr_t)source, num_bytes);
+    fake.num_copies++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_memcpy_batch_async(CUdeviceptr *destinations, CUdeviceptr *sources,
+                                        size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+                                        size_t *attribute_firsts, size_t num_attributes,
+                                        CUstream stream)
+{
+    (void)attributes;
+    (void)stream;
+    FAIL_IF_TOLD();
+    if (num_attributes != 1 || attribute_firsts[0] != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < count; i++) {
+        memcpy((void *)(uintptr_t)destinations[i], (const void *)(uintptr_t)sources[i], sizes[i]);
+        fake.num_copies++;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_ctx_get_stream_priority_range(int *least, int *greatest)
+{
+    FAIL_IF_TOLD();
+    *least = 0;
+    *greatest = -5;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_stream_create_with_priority(CUstream *stream, unsigned int flags, int priority)
+{
+    (void)priority;
+    FAIL_IF_TOLD();
+    if (flags != CU_STREAM_NON_BLOCKING) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    fake.num_streams++;
+    *stream = (CUstream)(void *)&stream_mark;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_stream_destroy(CUstream stream)
+{
+    (void)stream;
+    fake.num_streams--;
+    FAIL_IF_TOLD();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_stream_synchronize(CUstream stream)
+{
+    (void)stream;
+    FAIL_IF_TOLD();
+    fake.num_synchronized++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_stream_wait_event(CUstream stream, CUevent event, unsigned int flags)
+{
+    (void)stream;
+    (void)event;
+    (void)flags;
+    FAIL_IF_TOLD();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_stream_begin_capture(CUstream stream, CUstreamCaptureMode mode)
+{
+    (void)stream;
+    (void)mode;
+    FAIL_IF_TOLD();
+    fake.is_capturing = true;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_stream_end_capture(CUstream stream, CUgraph *graph)
+{
+    (void)stream;
+    fake.is_capturing = false;
+    FAIL_IF_TOLD();
+    fake.num_graphs++;
+    *graph = (CUgraph)(void *)&graph_mark;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_event_create(CUevent *event, unsigned int flags)
+{
+    (void)flags;
+    FAIL_IF_TOLD();
+    fake.num_events++;
+    *event = (CUevent)(void *)&event_mark;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_event_destroy(CUevent event)
+{
+    (void)event;
+    fake.num_events--;
+    FAIL_IF_TOLD();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_event_record(CUevent event, CUstream stream)
+{
+    (void)event;
+    (void)stream;
+    FAIL_IF_TOLD();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_event_query(CUevent event)
+{
+    (void)event;
+    FAIL_IF_TOLD();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_event_synchronize(CUevent event)
+{
+    (void)event;
+    FAIL_IF_TOLD();
+    fake.num_synchronized++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_graph_instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+    (void)graph;
+    (void)flags;
+    FAIL_IF_TOLD();
+    fake.num_execs++;
+    *exec = (CUgraphExec)(void *)&exec_mark;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_graph_upload(CUgraphExec exec, CUstream stream)
+{
+    (void)exec;
+    (void)stream;
+    FAIL_IF_TOLD();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_graph_launch(CUgraphExec exec, CUstream stream)
+{
+    (void)exec;
+    (void)stream;
+    FAIL_IF_TOLD();
+    fake.num_launches++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_graph_exec_destroy(CUgraphExec exec)
+{
+    (void)exec;
+    fake.num_execs--;
+    FAIL_IF_TOLD();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_graph_destroy(CUgraph graph)
+{
+    (void)graph;
+    fake.num_graphs--;
+    FAIL_IF_TOLD();
     return CUDA_SUCCESS;
 }
 

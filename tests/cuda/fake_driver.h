@@ -36,6 +36,10 @@ struct fake_driver {
     int num_calls;
     const char *failed_call; /* NULL: none did */
     int num_retained, num_pushed, num_libraries, num_loads, num_encoded, num_launches;
+    /* Given and not given back. */
+    int num_allocated, num_registered, num_streams, num_events, num_graphs, num_execs;
+    int num_copies, num_synchronized;
+    size_t max_allocated; /* bytes; 0: no limit */
     CUstreamCaptureMode capture_mode;
     CUlaunchConfig config; /* of the last launch; its attrs point to `attributes` */
     CUlaunchAttribute attributes[4];

@@ -194,61 +194,92 @@ static enum imbrex_status load_image(struct imbrex_device *device, enum kernel_i
     return IMBREX_STATUS_OK;
 }
 
+/* What loading a kernel needs of the tables. */
+struct kernel_symbol {
+    const char *name;
+    enum kernel_image image;
+    size_t params_bytes;
+    int32_t shared_bytes; /* the most that it is launched with */
+};
+
 /* A kernel takes one argument, its params struct. Host and kernel must mean the same one: they
  * would not if they had been built by different toolkits. */
 static enum imbrex_status check_params(const struct imbrex_device *device, CUkernel kernel,
-                                       const struct kernel_variant *variant,
-                                       struct imbrex_error *err)
+                                       const struct kernel_symbol *symbol, struct imbrex_error *err)
 {
     const struct driver *driver = &device->driver;
     size_t offset = 0, num_bytes = 0;
 
     TRY(DRIVER_CALL(driver, err, kernel_get_param_info, kernel, 0, &offset, &num_bytes));
-    if (num_bytes != variant->params_bytes) {
+    if (num_bytes != symbol->params_bytes) {
         return error_set(err, IMBREX_STATUS_INTERNAL,
-                         "kernel %s: expected params of %zu bytes, found %zu", variant->name,
-                         variant->params_bytes, num_bytes);
+                         "kernel %s: expected params of %zu bytes, found %zu", symbol->name,
+                         symbol->params_bytes, num_bytes);
     }
     return IMBREX_STATUS_OK;
 }
 
-static enum imbrex_status load_function(struct imbrex_device *device, int32_t kernel_idx,
+static enum imbrex_status load_function(struct imbrex_device *device,
+                                        const struct kernel_symbol *symbol, CUfunction *loaded,
                                         struct imbrex_error *err)
 {
-    const struct kernel_variant *variant = kernel_table_at(kernel_idx);
     const struct driver *driver = &device->driver;
     CUkernel kernel = NULL;
     CUfunction function = NULL;
 
-    if (device->libraries[variant->image] == NULL) {
-        TRY(load_image(device, variant->image, err));
+    if (device->libraries[symbol->image] == NULL) {
+        TRY(load_image(device, symbol->image, err));
     }
     int64_t begin_ns = clock_now_ns();
-    TRY(DRIVER_CALL(driver, err, library_get_kernel, &kernel, device->libraries[variant->image],
-                    variant->name));
-    TRY(check_params(device, kernel, variant, err));
+    TRY(DRIVER_CALL(driver, err, library_get_kernel, &kernel, device->libraries[symbol->image],
+                    symbol->name));
+    TRY(check_params(device, kernel, symbol, err));
     TRY(DRIVER_CALL(driver, err, kernel_set_attribute,
-                    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, variant->shared_bytes, kernel,
+                    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, symbol->shared_bytes, kernel,
                     device->gpu));
     TRY(DRIVER_CALL(driver, err, kernel_get_function, &function, kernel));
     device->description.kernel_load_ns += clock_now_ns() - begin_ns;
-    device->functions[kernel_idx] = function;
+    *loaded = function;
+    return IMBREX_STATUS_OK;
+}
+
+/* Loads where `loaded` holds none yet. */
+static enum imbrex_status find_function(struct imbrex_device *device,
+                                        const struct kernel_symbol *symbol, CUfunction *loaded,
+                                        CUfunction *function, struct imbrex_error *err)
+{
+    if (*loaded == NULL) {
+        /* A thread that captures a stream may be forbidden what loading does; none of it belongs
+         * into the graph. */
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        TRY(DRIVER_CALL(&device->driver, err, thread_exchange_stream_capture_mode, &mode));
+        enum imbrex_status status = load_function(device, symbol, loaded, err);
+        CUresult result = device->driver.thread_exchange_stream_capture_mode(&mode);
+        TRY(status);
+        TRY(driver_check(&device->driver, result, "thread_exchange_stream_capture_mode", err));
+    }
+    *function = *loaded;
     return IMBREX_STATUS_OK;
 }
 
 enum imbrex_status cuda_device_function(struct imbrex_device *device, int32_t kernel_idx,
                                         CUfunction *function, struct imbrex_error *err)
 {
-    if (device->functions[kernel_idx] == NULL) {
-        /* A thread that captures a stream may be forbidden what loading does; none of it belongs
-         * into the graph. */
-        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        TRY(DRIVER_CALL(&device->driver, err, thread_exchange_stream_capture_mode, &mode));
-        enum imbrex_status status = load_function(device, kernel_idx, err);
-        CUresult result = device->driver.thread_exchange_stream_capture_mode(&mode);
-        TRY(status);
-        TRY(driver_check(&device->driver, result, "thread_exchange_stream_capture_mode", err));
-    }
-    *function = device->functions[kernel_idx];
-    return IMBREX_STATUS_OK;
+    const struct kernel_variant *variant = kernel_table_at(kernel_idx);
+    const struct kernel_symbol symbol = {.name = variant->name,
+                                         .image = variant->image,
+                                         .params_bytes = variant->params_bytes,
+                                         .shared_bytes = variant->shared_bytes};
+    return find_function(device, &symbol, &device->functions[kernel_idx], function, err);
+}
+
+enum imbrex_status cuda_device_op_function(struct imbrex_device *device, enum op_kernel kernel,
+                                           CUfunction *function, struct imbrex_error *err)
+{
+    const struct op_kernel_row *row = op_kernel_at(kernel);
+    const struct kernel_symbol symbol = {.name = row->name,
+                                         .image = row->image,
+                                         .params_bytes = row->params_bytes,
+                                         .shared_bytes = row->shared_bytes};
+    return find_function(device, &symbol, &device->op_functions[kernel], function, err);
 }

@@ -8,6 +8,7 @@
 #include "ops/cuda/driver.h"
 #include "ops/cuda/kernel_image.h"
 #include "ops/cuda/kernel_table.h"
+#include "ops/cuda/op_kernels.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/tile_choice.h"
 
@@ -28,7 +29,9 @@ struct imbrex_device {
     struct tensor_map_cache maps;
     struct tile_choice_entry choices[NUM_TILE_CHOICES]; /* by a hash of the problem */
     CUlibrary libraries[KERNEL_IMAGE_COUNT];            /* NULL: not loaded yet */
-    CUfunction *functions; /* [kernel_table_count()], NULL: not used yet */
+    CUfunction *functions;                        /* [kernel_table_count()], NULL: not used yet */
+    CUfunction op_functions[OP_KERNEL_COUNT + 1]; /* likewise */
+    struct imbrex_error work_error; /* what the last work of a backend that failed said */
 };
 
 /* imbrex_device_open with a table of calls, which the device takes over on success only. */
@@ -47,5 +50,8 @@ enum imbrex_status cuda_device_leave(struct imbrex_device *device, enum imbrex_s
  * has been entered. May be called while a stream is being captured. */
 enum imbrex_status cuda_device_function(struct imbrex_device *device, int32_t kernel_idx,
                                         CUfunction *function, struct imbrex_error *err);
+/* The same of a kernel of op_kernels.h. */
+enum imbrex_status cuda_device_op_function(struct imbrex_device *device, enum op_kernel kernel,
+                                           CUfunction *function, struct imbrex_error *err);
 
 #endif

@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
+#include "ops/device.h"
+
 #define DRIVER_LIBRARY "libcuda.so.1"
 
 #define DRIVER_TEXT_OF(text) #text
@@ -86,6 +88,23 @@ enum imbrex_status driver_open(struct driver *driver, struct imbrex_error *err)
 fail:
     driver_close(&opened);
     return status;
+}
+
+bool device_cuda_is_present(void)
+{
+    void *library = dlopen(DRIVER_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    void *symbol = library != NULL ? dlsym(library, "cuInit") : NULL;
+    __typeof__(cuInit) *init = NULL;
+    bool is_present = symbol != NULL;
+
+    if (symbol != NULL) {
+        memcpy(&init, &symbol, sizeof(symbol));
+        is_present = init(0) != CUDA_ERROR_NO_DEVICE;
+    }
+    if (library != NULL) {
+        dlclose(library);
+    }
+    return is_present;
 }
 
 void driver_close(struct driver *driver)

@@ -35,7 +35,32 @@
     X(device_primary_ctx_release, cuDevicePrimaryCtxRelease)                  \
     X(ctx_push_current, cuCtxPushCurrent)                                     \
     X(ctx_pop_current, cuCtxPopCurrent)                                       \
+    X(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange)             \
     X(thread_exchange_stream_capture_mode, cuThreadExchangeStreamCaptureMode) \
+    X(mem_get_info, cuMemGetInfo)                                             \
+    X(mem_alloc, cuMemAlloc)                                                  \
+    X(mem_free, cuMemFree)                                                    \
+    X(mem_host_register, cuMemHostRegister)                                   \
+    X(mem_host_unregister, cuMemHostUnregister)                               \
+    X(memset_d8_async, cuMemsetD8Async)                                       \
+    X(memcpy_async, cuMemcpyAsync)                                            \
+    X(memcpy_batch_async, cuMemcpyBatchAsync)                                 \
+    X(stream_create_with_priority, cuStreamCreateWithPriority)                \
+    X(stream_destroy, cuStreamDestroy)                                        \
+    X(stream_synchronize, cuStreamSynchronize)                                \
+    X(stream_wait_event, cuStreamWaitEvent)                                   \
+    X(stream_begin_capture, cuStreamBeginCapture)                             \
+    X(stream_end_capture, cuStreamEndCapture)                                 \
+    X(event_create, cuEventCreate)                                            \
+    X(event_destroy, cuEventDestroy)                                          \
+    X(event_record, cuEventRecord)                                            \
+    X(event_query, cuEventQuery)                                              \
+    X(event_synchronize, cuEventSynchronize)                                  \
+    X(graph_instantiate, cuGraphInstantiate)                                  \
+    X(graph_upload, cuGraphUpload)                                            \
+    X(graph_launch, cuGraphLaunch)                                            \
+    X(graph_exec_destroy, cuGraphExecDestroy)                                 \
+    X(graph_destroy, cuGraphDestroy)                                          \
     X(library_load_data, cuLibraryLoadData)                                   \
     X(library_unload, cuLibraryUnload)                                        \
     X(library_get_kernel, cuLibraryGetKernel)                                 \

@@ -10,7 +10,17 @@
     X(gemm_swiglu_pingpong)    \
     X(gemm_swiglu_cooperative) \
     X(gemm_swiglu_split)       \
-    X(gemm)
+    X(gemm)                    \
+    X(row)                     \
+    X(plain)                   \
+    X(prefill_attention)       \
+    X(tensor_attention)        \
+    X(gemm_qkv)                \
+    X(gemm_residual)           \
+    X(small_resident)          \
+    X(small_stream)            \
+    X(decode_attention)        \
+    X(sample)
 
 enum kernel_image {
 #define KERNEL_IMAGE_ENUM(name) KERNEL_IMAGE_##name,

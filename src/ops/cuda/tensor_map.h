@@ -14,15 +14,15 @@
 #define TENSOR_MAP_MAX_RANK 4
 #define TENSOR_MAP_WAYS 8 /* places that one matrix may be kept in */
 
-/* All that a descriptor is made of, the innermost dimension first; elements are bf16. Compared byte
- * by byte: start from a zeroed struct. */
+/* All that a descriptor is made of, the innermost dimension first. Compared byte by byte: start
+ * from a zeroed struct. */
 struct tensor_map_key {
     uint64_t base;                             /* device address, a multiple of 16 */
     uint64_t dims[TENSOR_MAP_MAX_RANK];        /* elements */
     uint64_t strides[TENSOR_MAP_MAX_RANK - 1]; /* bytes, of dimension 1 and up; multiples of 16 */
     uint32_t box[TENSOR_MAP_MAX_RANK];         /* elements that one copy moves */
     uint32_t rank, swizzle, l2_promotion;      /* CUtensorMapSwizzle, CUtensorMapL2promotion */
-    uint32_t zero;                             /* fills the struct up */
+    uint32_t is_f32;                           /* 1: elements are fp32; 0: bf16 */
 };
 
 struct tensor_map_entry {

@@ -171,6 +171,23 @@ __device__ __forceinline__ void tensor_store_2d(const CUtensorMap *map, uint32_t
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
+/* "cp.reduce.async.bulk.tensor": the same, added to what is there; fp32 maps. One rounding an
+ * element, in no order between copies that meet at one. */
+__device__ __forceinline__ void tensor_add_2d(const CUtensorMap *map, uint32_t shared, int x, int y)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
+                 " [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(shared), "r"(x), "r"(y)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* A turn in which nothing was stored, for those who count turns by tensor_store_wait_read. */
+__device__ __forceinline__ void tensor_store_none(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
 /* Until at most PENDING stores of this thread still read shared memory. */
 template <int PENDING> __device__ __forceinline__ void tensor_store_wait_read(void)
 {
@@ -182,6 +199,23 @@ template <int PENDING> __device__ __forceinline__ void tensor_store_wait_read(vo
 __device__ __forceinline__ void fence_to_copy_engine(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* "st.shared.v2" */
+__device__ __forceinline__ void shared_store_f32x2(uint32_t shared, float x, float y)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
+
+/* "ld.shared.v4" */
+__device__ __forceinline__ uint4 shared_load_16(uint32_t shared)
+{
+    uint4 bits;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                 : "r"(shared)
+                 : "memory");
+    return bits;
 }
 
 /* "stmatrix": 8x8 tiles of 16-bit elements; lane l addresses row l % 8 of tile l / 8. */

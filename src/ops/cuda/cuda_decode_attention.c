@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/cuda/backend_cuda.h"
+
+#include <math.h>
+
+/* How the heads of a model are given to CTAs. */
+struct head_split {
+    int32_t cta_heads; /* query heads of a KV head that a CTA takes */
+    int32_t num_columns, most_parts;
+};
+
+static struct head_split split_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim)
+{
+    int32_t group_heads = num_heads / num_kv_heads;
+    int32_t cta_heads = group_heads <= 8 ? 8 : 16;
+    int32_t num_columns = num_kv_heads * ((group_heads + cta_heads - 1) / cta_heads);
+    return (struct head_split){cta_heads, num_columns, DECODE_MOST_PARTS(head_dim, num_columns)};
+}
+
+static enum op_kernel choose(int32_t head_dim, int32_t cta_heads)
+{
+    if (head_dim == 64) {
+        return cta_heads == 8 ? OP_KERNEL_decode_attention_64_8 : OP_KERNEL_decode_attention_64_16;
+    }
+    return cta_heads == 8 ? OP_KERNEL_decode_attention_128_8 : OP_KERNEL_decode_attention_128_16;
+}
+
+void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *params)
+{
+    const struct kv_view *kv = &params->kv;
+    if ((kv->head_dim != 64 && kv->head_dim != 128) || kv->block_size != ATTENTION_BLOCK_SIZE ||
+        kv->dtype != DTYPE_BF16) {
+        cuda_keep(cuda,
+                  error_set(&cuda->error, IMBREX_STATUS_UNSUPPORTED,
+                            "attention of single tokens: expected head_dim 64 or 128 and bf16 "
+                            "blocks of %d, found head_dim %d and blocks of %d",
+                            ATTENTION_BLOCK_SIZE, (int)kv->head_dim, (int)kv->block_size));
+        return;
+    }
+    struct head_split split = split_heads(params->num_heads, kv->num_kv_heads, kv->head_dim);
+    int32_t max_parts = DECODE_PARTS(params->max_blocks, split.most_parts);
+    int32_t num_items = params->num_seqs * split.num_columns * max_parts;
+    int32_t num_clusters = DECODE_CLUSTERS(kv->head_dim, split.cta_heads);
+    num_clusters = num_items < num_clusters ? num_items : num_clusters;
+    int64_t plane_bytes = (int64_t)kv->num_kv_heads * kv->block_size * kv->head_dim *
+                          (int64_t)dtype_block_bytes(kv->dtype);
+    int64_t num_partials = (int64_t)params->num_seqs * params->num_heads * max_parts;
+    float *partials = (float *)(void *)cuda->scratch;
+    if (max_parts > 1 &&
+        (size_t)num_partials * (size_t)(kv->head_dim + 2) * sizeof(float) > cuda->scratch_bytes) {
+        cuda_keep(cuda,
+                  error_set(&cuda->error, IMBREX_STATUS_INTERNAL,
+                            "attention of single tokens: %d sequences of %d blocks, which is more "
+                            "than the scratch memory was made for",
+                            (int)params->num_seqs, (int)params->max_blocks));
+        return;
+    }
+    struct decode_attention_kernel_params told = {
+        .qkv = params->qkv,
+        .d = params->d,
+        .keys = kv->blocks + 2 * params->layer_idx * plane_bytes,
+        .block_tables = params->block_tables,
+        .query_begin = params->query_begin,
+        .seq_lens = params->seq_lens,
+        .accums = partials,
+        .extremes = partials + num_partials * kv->head_dim,
+        .block_bytes = (int64_t)kv->block_bytes,
+        .value_bytes = plane_bytes,
+        .num_heads = params->num_heads,
+        .num_kv_heads = kv->num_kv_heads,
+        .group_heads = params->num_heads / kv->num_kv_heads,
+        .max_blocks = params->max_blocks,
+        .max_parts = max_parts,
+        .num_columns = split.num_columns,
+        .num_items = num_items,
+        .num_clusters = num_clusters,
+        .most_parts = split.most_parts,
+        .window = params->window,
+        .exp2_scale = params->scale * (float)M_LOG2E,
+    };
+    cuda_launch(
+        cuda,
+        &(struct op_launch){.kernel = choose(kv->head_dim, split.cta_heads),
+                            .grid_x = (uint32_t)(DECODE_CLUSTER(kv->head_dim) * num_clusters),
+                            .num_threads = DECODE_THREADS,
+                            .shared_bytes = (uint32_t)DECODE_SHARED(kv->head_dim, split.cta_heads),
+                            .cluster_x = (uint32_t)DECODE_CLUSTER(kv->head_dim)},
+        &told);
+    if (max_parts > 1) {
+        cuda_launch(cuda,
+                    &(struct op_launch){.kernel = OP_KERNEL_decode_attention_merge,
+                                        .grid_x = (uint32_t)params->num_heads,
+                                        .grid_y = (uint32_t)params->num_seqs,
+                                        .num_threads = (uint32_t)kv->head_dim},
+                    &told);
+    }
+}
+
+size_t cuda_decode_attention_scratch_bytes(const struct backend_shape *shape)
+{
+    /* Tables of a captured step may be wider than the context, by less than a factor of 2. */
+    int32_t num_blocks = 2 * (shape->context_size / ATTENTION_BLOCK_SIZE + 1);
+    struct head_split split = split_heads(shape->num_heads, shape->num_kv_heads, shape->head_dim);
+    size_t num_partials = (size_t)shape->max_seqs * (size_t)shape->num_heads *
+                          (size_t)DECODE_PARTS(num_blocks, split.most_parts);
+    return num_partials * (size_t)(shape->head_dim + 2) * sizeof(float);
+}

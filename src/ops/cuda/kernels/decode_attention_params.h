@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the kernels are told: attention on mma.sync, of single tokens and of any number. Compiled by
+ * gcc and by nvcc. */
+#ifndef IMBREX_OPS_CUDA_KERNELS_DECODE_ATTENTION_PARAMS_H
+#define IMBREX_OPS_CUDA_KERNELS_DECODE_ATTENTION_PARAMS_H
+
+#include <stdint.h>
+
+/* Tokens of a block of the KV cache. */
+#define ATTENTION_BLOCK_SIZE 16
+
+/* The tokens of sequence i are [query_begin[i], query_begin[i + 1]), one after the other; a tile
+ * has rows of (token, query head of one KV head). Tile numbers are given out as if each sequence
+ * began a new one: those of sequence i begin at query_begin[i] * group_heads / rows of a tile + i,
+ * and a number that no sequence reaches has nothing to do. The grid is (KV heads x tiles), the last
+ * tile first, since it has the most keys. */
+struct tensor_attention_kernel_params {
+    const void *qkv;           /* [tokens, num_heads + 2 * num_kv_heads, head_dim] bf16 */
+    void *d;                   /* [tokens, num_heads, head_dim] bf16 */
+    const unsigned char *keys; /* of this layer in block 0; values are value_bytes further */
+    const int32_t *block_tables, *positions, *query_begin;
+    int64_t block_bytes, value_bytes;
+    int32_t num_seqs, num_tiles, num_heads, num_kv_heads;
+    int32_t group_heads; /* num_heads / num_kv_heads */
+    int32_t head_dim;    /* at most the kernel's, a multiple of 16 */
+    int32_t max_blocks;
+    int32_t window;   /* 0: none */
+    float exp2_scale; /* scale * log2(e) */
+    int32_t reserved;
+};
+
+/* X(rest, head_dim, 16-row tiles of a warp, keys of a step): 4 warps, so 64 rows a tile or 128. Up
+ * to 128 columns 32 rows of a warp share what it reads of keys and values; beyond, their
+ * accumulators would not fit its registers. */
+#define TENSOR_ATTENTION_LIST(X, rest) \
+    X(rest, 32, 2, 64)                 \
+    X(rest, 64, 2, 64)                 \
+    X(rest, 96, 2, 64)                 \
+    X(rest, 128, 2, 32)                \
+    X(rest, 160, 1, 32)                \
+    X(rest, 192, 1, 32)                \
+    X(rest, 256, 1, 32)
+#define TENSOR_ATTENTION_THREADS 128
+/* Queries, two stages of keys and values; rows are 16 bytes longer, so that eight of them at one
+ * column lie in different banks. */
+#define TENSOR_ATTENTION_SHARED(head_dim, m_tiles, keys) \
+    ((64 * (m_tiles) + 4 * (keys)) * (2 * (head_dim) + 16))
+
+#define TENSOR_ATTENTION_KERNEL(X, head_dim, m_tiles, keys)                                 \
+    X(tensor_attention_##head_dim, tensor_attention, struct tensor_attention_kernel_params, \
+      TENSOR_ATTENTION_SHARED(head_dim, m_tiles, keys))
+
+/* Attention of the sequences with one token in the step. A sequence's keys are cut into parts, as
+ * many as its own length asks for. Item (seq * columns + column) * max_parts + part is a part of a
+ * KV head (and chunk of its query heads: a column); a cluster takes every num_clusters-th item, its
+ * warps runs of blocks of it. What several parts found is put together by the merge kernel, grid
+ * (num_heads, num_seqs), head_dim threads. */
+struct decode_attention_kernel_params {
+    const void *qkv;           /* [tokens, num_heads + 2 * num_kv_heads, head_dim] bf16 */
+    void *d;                   /* [tokens, num_heads, head_dim] bf16 */
+    const unsigned char *keys; /* of this layer in block 0; values are value_bytes further */
+    const int32_t *block_tables, *query_begin, *seq_lens;
+    float *accums;   /* [num_seqs, num_heads, max_parts, head_dim]: sum of weight * value */
+    float *extremes; /* [num_seqs, num_heads, max_parts, 2]: largest score, sum of weights */
+    int64_t block_bytes, value_bytes;
+    int32_t num_heads, num_kv_heads;
+    int32_t group_heads; /* num_heads / num_kv_heads */
+    int32_t max_blocks, max_parts;
+    int32_t num_columns, num_items, num_clusters;
+    int32_t window;     /* 0: none */
+    int32_t most_parts; /* of a sequence */
+    float exp2_scale;   /* scale * log2(e) */
+    int32_t reserved;
+};
+
+#define DECODE_THREADS 128
+/* CTAs of a cluster: with a block or two for each of its warps it reads 512 keys at once. */
+#define DECODE_CLUSTER(head_dim) ((head_dim) == 64 ? 4 : 8)
+/* Clusters that an H200 holds at once with 3 CTAs on an SM (8 heads) or 2; with more the last ones
+ * would begin when the others end (44 clusters of 8: 57 us, 46: 80 us, for 128 sequences of 512
+ * keys). Odd, so that their steps meet all parts of the items. */
+#define DECODE_CLUSTERS(head_dim, heads) \
+    ((head_dim) == 64 ? ((heads) == 8 ? 87 : 57) : ((heads) == 8 ? 43 : 27))
+/* Parts of a sequence that reads num_blocks blocks, a function of nothing else, so that its bits do
+ * not depend on the batch: so many that a single long sequence has enough loads under way, but no
+ * more items than clusters where few do. */
+#define DECODE_PART_BLOCKS 64
+#define DECODE_PARTS_LIMIT 16
+#define DECODE_MOST_PARTS(head_dim, num_columns)                        \
+    ((head_dim) == 64 ? ((num_columns) <= 5    ? DECODE_PARTS_LIMIT     \
+                         : (num_columns) >= 43 ? 2                      \
+                                               : 87 / (num_columns))    \
+                      : ((num_columns) <= 5    ? DECODE_PARTS_LIMIT / 2 \
+                         : (num_columns) >= 21 ? 2                      \
+                                               : 43 / (num_columns)))
+#define DECODE_PARTS(num_blocks, most_parts)         \
+    ((num_blocks) >= (most_parts)*DECODE_PART_BLOCKS \
+         ? (most_parts)                              \
+         : ((num_blocks) + DECODE_PART_BLOCKS - 1) / DECODE_PART_BLOCKS)
+
+/* What warps and CTAs tell each other: 4 x heads rows and 2 x 8 rows for 8 heads, extremes,
+ * barriers and tables. */
+#define DECODE_SHARED(head_dim, heads) ((4 * (head_dim) + 2 * (head_dim) + 64) * 4 * (heads) + 8192)
+
+#define DECODE_ATTENTION_KERNEL(X, head_dim, heads)            \
+    X(decode_attention_##head_dim##_##heads, decode_attention, \
+      struct decode_attention_kernel_params, DECODE_SHARED(head_dim, heads))
+
+/* X(symbol, image, params type, most dynamic shared bytes); decode_attention_<head_dim>_<heads of a
+ * group that a CTA takes> */
+#define DECODE_ATTENTION_KERNELS(X)                   \
+    TENSOR_ATTENTION_LIST(TENSOR_ATTENTION_KERNEL, X) \
+    DECODE_ATTENTION_KERNEL(X, 64, 8)                 \
+    DECODE_ATTENTION_KERNEL(X, 64, 16)                \
+    DECODE_ATTENTION_KERNEL(X, 128, 8)                \
+    DECODE_ATTENTION_KERNEL(X, 128, 16)               \
+    X(decode_attention_merge, decode_attention, struct decode_attention_kernel_params, 0)
+
+#endif

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* PTX of single warps and threads, with which kernels work that use neither warpgroups nor the copy
+ * engine; the rest is in ptx.cuh. A function is an instruction, sections are those of the PTX ISA
+ * manual. */
+#ifndef IMBREX_OPS_CUDA_KERNELS_PTX_WARP_CUH
+#define IMBREX_OPS_CUDA_KERNELS_PTX_WARP_CUH
+
+#include <stdint.h>
+
+/* ---- copies --------------------------------------------------------------------------------- */
+
+/* "cp.async": 16 bytes, of which the first num_bytes are read and the rest become zeros. */
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void *global,
+                                              uint32_t num_bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "r"(num_bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most PENDING groups of this thread are under way. */
+template <int PENDING> __device__ __forceinline__ void copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* "ld" of 16 bytes that are read once: they stay out of L1. */
+__device__ __forceinline__ void load_once_16(uint32_t (&d)[4], const void *global)
+{
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "l"(global)
+                 : "memory");
+}
+
+/* The same, not read but zeros if !is_there. */
+__device__ __forceinline__ void load_once_16_if(uint32_t (&d)[4], const void *global, bool is_there)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred there;\n\t"
+                 "setp.ne.u32 there, %5, 0;\n\t"
+                 "mov.u32 %0, 0;\n\t"
+                 "mov.u32 %1, 0;\n\t"
+                 "mov.u32 %2, 0;\n\t"
+                 "mov.u32 %3, 0;\n\t"
+                 "@there ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t"
+                 "}"
+                 : "=&r"(d[0]), "=&r"(d[1]), "=&r"(d[2]), "=&r"(d[3])
+                 : "l"(global), "r"((uint32_t)is_there)
+                 : "memory");
+}
+
+/* ---- clusters ------------------------------------------------------------------------------- */
+
+/* "barrier.cluster", its two halves. */
+__device__ __forceinline__ void cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+/* "st.async": into shared memory of another CTA, whose barrier is told of the bytes. Both addresses
+ * from cluster_address. */
+__device__ __forceinline__ void cluster_store_16(uint32_t address, const float (&values)[4],
+                                                 uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+                 " [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+                 "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "r"(barrier)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cluster_store_8(uint32_t address, float first, float second,
+                                                uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32"
+                 " [%0], {%1, %2}, [%3];" ::"r"(address),
+                 "f"(first), "f"(second), "r"(barrier)
+                 : "memory");
+}
+
+/* ---- tensor cores: mma ---------------------------------------------------------------------- */
+
+/* "ldmatrix": 8x8 tiles of 16-bit elements; lane l addresses row l % 8 of tile l / 8. Thread l gets
+ * columns 2 (l % 4) and the next of row l / 4, transposed: rows 2 (l % 4) and the next of column
+ * l / 4. */
+__device__ __forceinline__ void matrix_load_x4(uint32_t (&tiles)[4], uint32_t shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+__device__ __forceinline__ void matrix_load_x4_transposed(uint32_t (&tiles)[4], uint32_t shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+/* "movmatrix": an 8x8 tile, a row a quad, transposed between the threads of a warp. */
+__device__ __forceinline__ uint32_t matrix_transpose(uint32_t tile)
+{
+    uint32_t d;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(tile));
+    return d;
+}
+
+/* "prmt": the lower halves of two registers, or the upper ones; first in the lower half. */
+__device__ __forceinline__ uint32_t halves_low(uint32_t first, uint32_t second)
+{
+    return __byte_perm(first, second, 0x5410);
+}
+
+__device__ __forceinline__ uint32_t halves_high(uint32_t first, uint32_t second)
+{
+    return __byte_perm(first, second, 0x7632);
+}
+
+/* "mma.m16n8k16": accum [16, 8] += A [16, 16] · B [8, 16]ᵀ in bf16. With quad = lane / 4 and pair =
+ * 2 (lane % 4): a holds columns pair and the next of row quad, of row quad + 8, then columns pair +
+ * 8 of both; b columns pair and pair + 8 of row quad; accum columns pair and the next of row quad,
+ * then of row quad + 8. */
+__device__ __forceinline__ void matrix_multiply_add(float (&accum)[4], const uint32_t (&a)[4],
+                                                    uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(accum[0]), "+f"(accum[1]), "+f"(accum[2]), "+f"(accum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#endif
