@@ -337,6 +337,35 @@ typedef void imbrex_range_end_fn(void *user);
 #define IMBREX_MAX_RUNNING 4096              /* sequences; a step plans all of them */
 #define IMBREX_MAX_STEP_TOKENS (1 << 16)     /* more only costs memory */
 
+/* What activations and the KV cache are kept in. */
+enum imbrex_compute {
+    IMBREX_COMPUTE_AUTO = 0, /* F32 on a CPU, BF16 on a GPU */
+    IMBREX_COMPUTE_F32 = 1,  /* on a GPU with plain kernels, for comparisons */
+    IMBREX_COMPUTE_BF16 = 2, /* GPU only */
+};
+
+/* Whether a token's bits depend on the tokens beside it. */
+enum imbrex_invariance {
+    IMBREX_INVARIANCE_OFF = 0,
+    IMBREX_INVARIANCE_ON = 1,
+    IMBREX_INVARIANCE_AUTO = 2, /* ON on a CPU, OFF on a GPU, where ON is slower */
+};
+
+/* Without effect on a CPU. */
+enum imbrex_ablation {
+    IMBREX_ABLATE_MLP = 1,       /* gate, up and the activation as three kernels */
+    IMBREX_ABLATE_ATTENTION = 2, /* the plain attention kernel */
+    IMBREX_ABLATE_PDL = 4,       /* no kernel begins before the one ahead of it has ended */
+    IMBREX_ABLATE_GRAPH = 8,     /* every kernel of a decode step is launched by itself */
+    /* Not computed at all, for their share in the time: what is generated is nonsense. */
+    IMBREX_OMIT_MLP = 1 << 16,       /* gate, up and down */
+    IMBREX_OMIT_ATTENTION = 1 << 17, /* without the products around it */
+};
+
+/* Called now and then on the thread that creates an engine while it brings the weights to a GPU.
+ * Returns false to end it: CANCELLED. */
+typedef bool imbrex_load_fn(void *user, size_t bytes_done, size_t bytes_total);
+
 /* Each number has an upper limit, which the message that refuses it names. What cannot be used is
  * lowered, and imbrex_engine_memory_plan tells: max_step_tokens to the tokens of the cache,
  * max_running to max_step_tokens - kv_block_size + 1, so that each step has room for a prompt. */
@@ -345,29 +374,41 @@ struct imbrex_engine_options {
     int32_t context_size;    /* tokens of one sequence; 0: min(max_position_embeddings, 4096) */
     int32_t kv_cache_tokens; /* of all sequences together, >= context_size; 0: context_size */
     int32_t max_running;     /* sequences in one step; 0: 64 */
-    int32_t max_step_tokens; /* tokens of one step, decode and prefill together; 0: 128 */
-    int32_t max_waiting;     /* requests that may wait before submit says CAPACITY; 0: 1024 */
+    /* Tokens of one step, decode and prefill together; 0: 128, on a GPU 2048. */
+    int32_t max_step_tokens;
+    int32_t max_waiting; /* requests that may wait before submit says CAPACITY; 0: 1024 */
     /* What one step of priority is worth: a request goes ahead of those of the next lower priority
      * that came up to this much earlier. So every request's turn comes. 0: one second. */
     int64_t priority_step_ns;
-    /* Chunks of a prompt begin on the edges of KV blocks: where a kernel's order of summation
-     * depends on the chunk, a request's bits then depend on nothing but the request. */
-    bool batch_invariant;
+    /* ON: chunks of a prompt begin on the edges of KV blocks, and on a GPU products and attention
+     * of all sizes take the same kernels: a request's bits then depend on nothing but the request.
+     */
+    enum imbrex_invariance batch_invariant;
     /* Which KV blocks of finished requests stay for those with the same beginning: a name that
      * imbrex_kv_policy_name (imbrex_kv.h) gives; NULL: "lru"; "none": none stay. */
     const char *kv_policy;
     uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
+    /* Where the model runs: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": a GPU if there is
+     * one that can, else the CPU, with a note in the log. NULL: "cpu". */
+    const char *device;
+    enum imbrex_compute compute;
+    uint32_t ablations; /* bits of enum imbrex_ablation: what to do without, for measurements */
+    imbrex_load_fn *load_progress; /* NULL: none */
+    void *load_user;
     imbrex_range_begin_fn *range_begin; /* NULL: none */
     imbrex_range_end_fn *range_end;
     void *range_user;
 };
 
-/* Zeros, batch_invariant, all CPU features. */
+/* Zeros, batch_invariant AUTO, all CPU features. */
 IMBREX_API struct imbrex_engine_options imbrex_engine_options_default(void);
 
-/* Plans and reserves all memory of a running model; afterwards a steady step allocates nothing.
- * What a request gives depends neither on num_threads nor on the requests beside it, bit for bit.
- */
+/* Opens the device, plans and reserves all memory of a running model, brings the weights to a GPU;
+ * afterwards a steady step allocates nothing. What a request gives depends neither on num_threads
+ * nor, with batch_invariant, on the requests beside it, bit for bit.
+ *   INVALID_ARGUMENT  an option breaks its rule, or there is no such device
+ *   UNSUPPORTED       the device cannot compute so, or no GPU can be used
+ *   OUT_OF_MEMORY     of the host or of the device */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_create(
     struct imbrex_model *model, const struct imbrex_engine_options *options,
     struct imbrex_engine **engine, struct imbrex_error *err);
@@ -394,15 +435,16 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_step(struct imbrex_e
                                                                  bool *has_work,
                                                                  struct imbrex_error *err);
 
-/* Memory as planned, in bytes. KV and activations are reserved address space, committed when first
- * touched. */
+/* Memory as planned, in bytes. KV and activations are the device's; on a CPU reserved address
+ * space, committed when first touched. */
 struct imbrex_memory_plan {
-    size_t weight_bytes;     /* mapped from the checkpoint */
-    size_t converted_bytes;  /* norms and biases, widened to fp32 */
-    size_t kv_bytes;         /* kv_num_blocks blocks */
-    size_t activation_bytes; /* one step's tensors, logits and sampler included */
-    size_t batch_bytes;      /* the steps' inputs and results, on host and device */
-    int32_t kv_block_size;   /* tokens of a KV block */
+    size_t weight_bytes;        /* mapped from the checkpoint */
+    size_t converted_bytes;     /* norms and biases, widened to fp32 */
+    size_t device_weight_bytes; /* the weights' copy in a GPU's memory; 0 on a CPU */
+    size_t kv_bytes;            /* kv_num_blocks blocks */
+    size_t activation_bytes;    /* one step's tensors, logits and sampler included */
+    size_t batch_bytes;         /* the steps' inputs and results, on host and device */
+    int32_t kv_block_size;      /* tokens of a KV block */
     int32_t kv_num_blocks;
     int32_t context_size;    /* tokens of one sequence */
     int32_t max_step_tokens; /* tokens */
@@ -410,12 +452,16 @@ struct imbrex_memory_plan {
     int32_t max_waiting;     /* requests */
     int32_t num_threads;
     const char *kernels; /* the path in use: "ref", "avx2", "avx512", "vnni", ...; static storage */
+    const char *device;  /* "cpu" or "cuda"; static storage */
+    int32_t device_idx;  /* of the GPU */
+    const char *compute; /* of activations and KV cache: "F32" or "BF16"; static storage */
 };
 
 IMBREX_API void imbrex_engine_memory_plan(const struct imbrex_engine *engine,
                                           struct imbrex_memory_plan *plan);
 /* The plan that imbrex_engine_create() would make, without making it. Fails for the options and
- * sizes that create refuses; whether the memory is there, only create finds out. */
+ * sizes that create refuses; whether the memory is there, only create finds out, as whether there
+ * is the GPU of a "cuda": it is not opened. "auto" is decided by opening it. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_plan(
     const struct imbrex_model *model, const struct imbrex_engine_options *options,
     struct imbrex_memory_plan *plan, struct imbrex_error *err);
@@ -668,7 +714,8 @@ struct imbrex_engine_metrics {
     int64_t num_running, num_waiting;   /* sequences */
     int64_t kv_num_blocks, kv_num_free; /* free: those that can be given out, cached ones too */
     /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
-     * pass: planning, sampling, events. */
+     * pass: planning, sampling, events. A GPU does not tell the forward time: then there is none,
+     * and overhead is a step without what the host waited. */
     struct imbrex_histogram ttft, itl, queue_time, step_time, forward_time, overhead;
 };
 

@@ -4,6 +4,7 @@
 #include "engine/batch.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "base/memory.h"
 
@@ -59,19 +60,65 @@ static int32_t row_num_blocks(const struct step_row *row)
     return (row->position + row->num_tokens + KV_BLOCK_SIZE - 1) / KV_BLOCK_SIZE;
 }
 
-static void place_arrays(const struct step_plan *plan, struct batch_layout *layout)
+/* The next count of sequences: 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ... */
+static int32_t next_bucket(int32_t bucket)
+{
+    bool is_power_of_two = (bucket & (bucket - 1)) == 0;
+    if (bucket < 16) {
+        return 2 * bucket;
+    }
+    return is_power_of_two ? bucket / 2 * 3 : bucket / 3 * 4;
+}
+
+static int32_t min_int32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Whether each of the plan's sequences has one token and one sample. */
+static bool is_decode(const struct step_plan *plan, const struct batch_layout *layout)
+{
+    return plan->num_rows > 0 && layout->max_query == 1 && layout->num_history == 0 &&
+           layout->num_logits_rows == plan->num_rows && layout->num_samples == plan->num_rows;
+}
+
+static void pad(const struct batch_limits *limits, struct batch_layout *layout)
+{
+    int32_t most = min_int32(limits->max_seqs, min_int32(limits->max_tokens, limits->max_samples));
+    int32_t bucket = 1, width = 4;
+    while (bucket < layout->num_seqs) {
+        bucket = next_bucket(bucket);
+    }
+    while (width < layout->max_blocks) {
+        width *= 2;
+    }
+    bucket = min_int32(bucket, most);
+    layout->is_padded = true;
+    layout->num_padding = bucket - layout->num_seqs;
+    layout->num_tokens = layout->num_logits_rows = layout->num_samples = bucket;
+    layout->num_seqs = bucket;
+    layout->max_blocks = min_int32(width, limits->max_blocks);
+}
+
+static void place_arrays(const struct step_plan *plan, const struct batch_limits *limits,
+                         struct batch_layout *layout)
 {
     for (int32_t i = 0; i < plan->num_rows; i++) {
         const struct step_row *row = &plan->rows[i];
         int32_t num_blocks = row_num_blocks(row);
         int32_t num_scored = batch_num_scored(row);
         layout->max_blocks = num_blocks > layout->max_blocks ? num_blocks : layout->max_blocks;
+        layout->max_query =
+            row->num_tokens > layout->max_query ? row->num_tokens : layout->max_query;
         layout->num_tokens += row->num_tokens;
         layout->num_history += row->num_history;
         layout->num_logits_rows += num_scored + (row->num_draws > 0 ? 1 : 0);
         layout->num_samples += num_scored + row->num_draws;
     }
     layout->num_seqs = plan->num_rows;
+    if (limits->pads_decode && is_decode(plan, layout)) {
+        pad(limits, layout);
+    }
     size_t num_tokens = (size_t)layout->num_tokens;
     size_t num_ids = num_tokens + (size_t)layout->num_history;
     size_t num_seqs = (size_t)layout->num_seqs;
@@ -126,7 +173,7 @@ void batch_fill(const struct step_plan *plan, const struct batch_limits *limits,
 {
     struct batch_layout placed = {0};
     assert((uintptr_t)memory % ARENA_ALIGNMENT == 0);
-    place_arrays(plan, &placed);
+    place_arrays(plan, limits, &placed);
     assert(placed.num_tokens <= limits->max_tokens && placed.num_seqs <= limits->max_seqs);
     assert(placed.max_blocks <= limits->max_blocks && placed.num_samples <= limits->max_samples);
 
@@ -152,9 +199,8 @@ void batch_fill(const struct step_plan *plan, const struct batch_limits *limits,
         int32_t *table = tables + (int64_t)row_idx * placed.max_blocks;
         int32_t first_token = token;
         int32_t num_blocks = row_num_blocks(row);
-        for (int32_t i = 0; i < placed.max_blocks; i++) {
-            table[i] = i < num_blocks ? block_table[i] : 0;
-        }
+        memcpy(table, block_table, (size_t)num_blocks * sizeof(*table));
+        memset(table + num_blocks, 0, (size_t)(placed.max_blocks - num_blocks) * sizeof(*table));
         query_begin[row_idx] = token;
         seq_lens[row_idx] = row->position + row->num_tokens;
         for (int32_t i = 0; i < row->num_tokens; i++, token++) {
@@ -187,7 +233,21 @@ void batch_fill(const struct step_plan *plan, const struct batch_limits *limits,
             logits_row++;
         }
     }
-    query_begin[plan->num_rows] = token;
+    for (int32_t i = 0; i < placed.num_padding; i++, token++, logits_row++) {
+        int32_t row_idx = plan->num_rows + i;
+        token_ids[token] = 0;
+        positions[token] = 0;
+        slot_mapping[token] = -1;
+        history_slots[token] = -1;
+        seq_idx[token] = row_idx;
+        query_begin[row_idx] = token;
+        seq_lens[row_idx] = 1;
+        memset(tables + (int64_t)row_idx * placed.max_blocks, 0,
+               (size_t)placed.max_blocks * sizeof(*tables));
+        logits_tokens[logits_row] = token;
+        writer.rows[writer.num_rows++] = (struct sample_row){.logits_row = -1};
+    }
+    query_begin[placed.num_seqs] = token;
     int32_t id = token;
     for (int32_t row_idx = 0; row_idx < plan->num_rows; row_idx++) {
         const struct step_row *row = &plan->rows[row_idx];

@@ -18,6 +18,11 @@
  *   logits_tokens   [num_logits_rows]  tokens whose logits are wanted, ascending
  *   sample_rows     [num_samples]  ordered by logits_row, which counts in logits_tokens
  *   bias            [num_bias]    of all draws; those of one sequence share theirs
+ *
+ * A step that decodes can be padded, so that its shape is one of a few. The last num_padding tokens
+ * are then padding, each a sequence with a logits row and a sample of its own: of no id, stored
+ * nowhere (slot_mapping and history_slots are negative) and not sampled (logits_row is negative).
+ * What a device computes for them is never looked at.
  */
 #ifndef IMBREX_ENGINE_BATCH_H
 #define IMBREX_ENGINE_BATCH_H
@@ -31,12 +36,20 @@ struct batch_layout {
     size_t query_begin, seq_lens, block_tables, logits_tokens, sample_rows, bias;
     size_t num_bytes;
     int32_t num_tokens, num_history, num_seqs, max_blocks, num_logits_rows, num_samples, num_bias;
+    int32_t max_query;    /* the most tokens of a sequence */
     int32_t max_logprobs; /* the most alternatives that a row wants; 0: none */
+    int32_t num_padding;  /* of num_tokens, num_seqs, num_logits_rows and num_samples each */
+    /* Offsets and counts but num_padding, num_bias, num_bytes and max_logprobs follow from num_seqs
+     * and max_blocks alone. */
+    bool is_padded;
 };
 
 /* The largest step an engine can have. */
 struct batch_limits {
     int32_t max_tokens, max_history, max_seqs, max_blocks, max_samples;
+    /* Steps in which each sequence has one token and one sample are padded: their sequences to one
+     * of a few counts, their block tables to one of a few widths. */
+    bool pads_decode;
 };
 
 /* Bytes that any step within the limits fits into; false if they do not fit size_t. */

@@ -11,6 +11,7 @@
 
 #define DEFAULT_CONTEXT_SIZE 4096
 #define DEFAULT_MAX_STEP_TOKENS 128
+#define DEFAULT_CUDA_MAX_STEP_TOKENS 2048
 #define DEFAULT_MAX_RUNNING 64
 #define DEFAULT_MAX_WAITING 1024
 #define DEFAULT_KV_POLICY "lru"
@@ -19,7 +20,8 @@
 
 struct imbrex_engine_options imbrex_engine_options_default(void)
 {
-    return (struct imbrex_engine_options){.batch_invariant = true, .cpu_features = IMBREX_CPU_ALL};
+    return (struct imbrex_engine_options){.batch_invariant = IMBREX_INVARIANCE_AUTO,
+                                          .cpu_features = IMBREX_CPU_ALL};
 }
 
 static int32_t min_int32(int32_t a, int32_t b)
@@ -47,6 +49,8 @@ static enum imbrex_status check_options(const struct imbrex_engine_options *opti
     TRY(check_range("max_running", options->max_running, IMBREX_MAX_RUNNING, err));
     TRY(check_range("max_step_tokens", options->max_step_tokens, IMBREX_MAX_STEP_TOKENS, err));
     TRY(check_range("max_waiting", options->max_waiting, IMBREX_MAX_WAITING, err));
+    TRY(check_range("compute", options->compute, IMBREX_COMPUTE_BF16, err));
+    TRY(check_range("batch_invariant", options->batch_invariant, IMBREX_INVARIANCE_AUTO, err));
     return check_range("priority_step_ns", options->priority_step_ns, MAX_PRIORITY_STEP_NS, err);
 }
 
@@ -67,39 +71,77 @@ static const char *policy_of(const struct imbrex_engine_options *options)
     return strcmp(policy, "none") == 0 ? NULL : policy;
 }
 
+/* Where a model runs, and how. */
+struct target {
+    struct device_choice choice; /* its kind is decided */
+    enum dtype dtype;            /* of activations and KV cache */
+    /* The device works beside the host and has memory of its own: weights are placed there, and
+     * the steps of decoding sequences are graphs. */
+    bool is_async;
+    bool batch_invariant;
+};
+
 static struct batch_limits limits_of(const struct imbrex_engine_options *options,
-                                     const struct imbrex_memory_plan *plan)
+                                     const struct imbrex_memory_plan *plan,
+                                     const struct target *target)
 {
     return (struct batch_limits){.max_tokens = plan->max_step_tokens,
                                  .max_history = policy_of(options) != NULL ? plan->context_size : 0,
                                  .max_seqs = plan->max_running,
                                  .max_blocks = num_blocks_for(plan->context_size),
-                                 .max_samples = plan->max_step_tokens + IMBREX_MAX_CHOICES};
+                                 .max_samples = plan->max_step_tokens + IMBREX_MAX_CHOICES,
+                                 .pads_decode = target->is_async &&
+                                                (options->ablations & IMBREX_ABLATE_GRAPH) == 0};
+}
+
+static enum imbrex_status decide_target(const struct imbrex_engine_options *options,
+                                        const struct device_choice *choice, bool is_async,
+                                        struct target *target, struct imbrex_error *err)
+{
+    bool is_cpu = choice->kind == DEVICE_KIND_CPU;
+    if (is_cpu && options->compute == IMBREX_COMPUTE_BF16) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "compute: expected F32 on the cpu device, found BF16, which needs a GPU");
+    }
+    *target = (struct target){
+        .choice = *choice,
+        .dtype = is_cpu || options->compute == IMBREX_COMPUTE_F32 ? DTYPE_F32 : DTYPE_BF16,
+        .is_async = is_async,
+        .batch_invariant = options->batch_invariant == IMBREX_INVARIANCE_AUTO
+                               ? is_cpu
+                               : options->batch_invariant == IMBREX_INVARIANCE_ON,
+    };
+    return IMBREX_STATUS_OK;
 }
 
 static struct executor_options executor_options_of(const struct imbrex_engine_options *options,
-                                                   const struct imbrex_memory_plan *plan)
+                                                   const struct imbrex_memory_plan *plan,
+                                                   const struct target *target)
 {
-    return (struct executor_options){.limits = limits_of(options, plan),
+    return (struct executor_options){.limits = limits_of(options, plan, target),
                                      .context_size = plan->context_size,
                                      .num_blocks = plan->kv_num_blocks,
                                      .num_threads = plan->num_threads,
                                      .cpu_features = options->cpu_features,
+                                     .kind = target->choice.kind,
+                                     .dtype = target->dtype,
+                                     .places_weights = target->is_async,
+                                     .batch_invariant = target->batch_invariant,
+                                     .ablations = options->ablations,
+                                     .load_progress = options->load_progress,
+                                     .load_user = options->load_user,
                                      .range_begin = options->range_begin,
                                      .range_end = options->range_end,
                                      .range_user = options->range_user};
 }
 
-enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
-                                      const struct imbrex_engine_options *options,
-                                      struct imbrex_memory_plan *plan, struct imbrex_error *err)
+static enum imbrex_status plan_on(const struct imbrex_model *model,
+                                  const struct imbrex_engine_options *options,
+                                  const struct target *target, struct imbrex_memory_plan *plan,
+                                  struct imbrex_error *err)
 {
-    struct imbrex_engine_options defaults = imbrex_engine_options_default();
-    if (options == NULL) {
-        options = &defaults;
-    }
+    bool is_cpu = target->choice.kind == DEVICE_KIND_CPU;
     TRY(check_options(options, err));
-
     struct imbrex_memory_plan planned = {
         .weight_bytes = model->weights.num_bytes,
         .converted_bytes = model->weights.num_converted * sizeof(float),
@@ -109,7 +151,10 @@ enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
                      min_int32(model->config.max_position_embeddings, DEFAULT_CONTEXT_SIZE)),
         .max_waiting = value_or(options->max_waiting, DEFAULT_MAX_WAITING),
         .num_threads = value_or(options->num_threads, thread_pool_num_cpus()),
-        .kernels = ops_kernels_name_for(options->cpu_features),
+        .kernels = is_cpu ? ops_kernels_name_for(options->cpu_features) : "sm90",
+        .device = is_cpu ? "cpu" : "cuda",
+        .device_idx = target->choice.idx,
+        .compute = dtype_name(target->dtype),
     };
     int32_t kv_cache_tokens = value_or(options->kv_cache_tokens, planned.context_size);
     if (kv_cache_tokens < planned.context_size) {
@@ -119,21 +164,46 @@ enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
     }
     planned.kv_num_blocks = num_blocks_for(kv_cache_tokens);
     planned.max_step_tokens =
-        min_int32(value_or(options->max_step_tokens, DEFAULT_MAX_STEP_TOKENS), kv_cache_tokens);
+        min_int32(value_or(options->max_step_tokens,
+                           is_cpu ? DEFAULT_MAX_STEP_TOKENS : DEFAULT_CUDA_MAX_STEP_TOKENS),
+                  kv_cache_tokens);
     /* A whole block of every step is left to the first prompt, see scheduler.h. */
     int32_t max_running = planned.max_step_tokens - KV_BLOCK_SIZE + 1;
     planned.max_running = min_int32(value_or(options->max_running, DEFAULT_MAX_RUNNING),
                                     max_running < 1 ? 1 : max_running);
 
-    struct executor_options executor_options = executor_options_of(options, &planned);
+    struct executor_options executor_options = executor_options_of(options, &planned, target);
     struct executor_plan sizes;
     TRY(executor_plan(model, &executor_options, &sizes, err));
+    planned.device_weight_bytes = sizes.weight_bytes;
     planned.kv_bytes = sizes.kv_bytes;
     planned.activation_bytes =
-        sizes.activation_bytes + ops_thread_scratch_bytes(planned.num_threads);
+        sizes.activation_bytes + (is_cpu ? ops_thread_scratch_bytes(planned.num_threads) : 0);
     planned.batch_bytes = sizes.batch_bytes;
     *plan = planned;
     return IMBREX_STATUS_OK;
+}
+
+enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
+                                      const struct imbrex_engine_options *options,
+                                      struct imbrex_memory_plan *plan, struct imbrex_error *err)
+{
+    struct imbrex_engine_options defaults = imbrex_engine_options_default();
+    struct device_choice choice;
+    struct target target;
+    if (options == NULL) {
+        options = &defaults;
+    }
+    TRY(check_options(options, err));
+    TRY(device_parse(options->device, &choice, err));
+    if (choice.kind == DEVICE_KIND_AUTO) {
+        const struct log silent = {0};
+        struct device *device;
+        TRY(device_open(&choice, &silent, &device, &choice, err));
+        device_destroy(device);
+    }
+    TRY(decide_target(options, &choice, choice.kind == DEVICE_KIND_CUDA, &target, err));
+    return plan_on(model, options, &target, plan, err);
 }
 
 static enum imbrex_status init_locks(struct imbrex_engine *engine, struct imbrex_error *err)
@@ -188,10 +258,10 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine, cons
 
 static enum imbrex_status create_parts(struct imbrex_engine *engine,
                                        const struct imbrex_engine_options *options,
-                                       struct imbrex_error *err)
+                                       const struct target *target, struct imbrex_error *err)
 {
-    const struct imbrex_memory_plan *plan = &engine->plan;
-    struct executor_options executor_options = executor_options_of(options, plan);
+    struct imbrex_memory_plan *plan = &engine->plan;
+    struct executor_options executor_options = executor_options_of(options, plan, target);
     struct scheduler_options scheduler_options = {
         .max_running = plan->max_running,
         .max_step_tokens = plan->max_step_tokens,
@@ -200,13 +270,10 @@ static enum imbrex_status create_parts(struct imbrex_engine *engine,
         .priority_step_ns =
             options->priority_step_ns == 0 ? DEFAULT_PRIORITY_STEP_NS : options->priority_step_ns,
         .max_step_history = engine->limits.max_history,
-        .has_block_edges = options->batch_invariant && plan->max_step_tokens >= KV_BLOCK_SIZE,
+        .has_block_edges = target->batch_invariant && plan->max_step_tokens >= KV_BLOCK_SIZE,
     };
-    if (engine->device == NULL) {
-        TRY(device_cpu_create(&engine->device, err));
-        engine->owns_device = true;
-    }
     TRY(executor_create(engine->model, engine->device, &executor_options, &engine->executor, err));
+    plan->kernels = executor_kernels_name(engine->executor);
     TRY(kv_pool_create(plan->kv_num_blocks, &engine->kv_pool, err));
     TRY(scheduler_create(&scheduler_options, &engine->kv_pool, &engine->scheduler, err));
     for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
@@ -222,17 +289,14 @@ static enum imbrex_status create_parts(struct imbrex_engine *engine,
     return IMBREX_STATUS_OK;
 }
 
-enum imbrex_status engine_create_on(struct imbrex_model *model,
+/* The device stays the caller's. */
+static enum imbrex_status create_on(struct imbrex_model *model,
                                     const struct imbrex_engine_options *options,
-                                    struct device *device, struct imbrex_engine **engine,
-                                    struct imbrex_error *err)
+                                    const struct target *target, struct device *device,
+                                    struct imbrex_engine **engine, struct imbrex_error *err)
 {
-    struct imbrex_engine_options defaults = imbrex_engine_options_default();
     struct imbrex_memory_plan plan;
-    if (options == NULL) {
-        options = &defaults;
-    }
-    TRY(imbrex_engine_plan(model, options, &plan, err));
+    TRY(plan_on(model, options, target, &plan, err));
     struct imbrex_engine *created = calloc(1, sizeof(*created));
     if (created == NULL) {
         return error_out_of_memory(err, "the engine", sizeof(*created));
@@ -244,12 +308,12 @@ enum imbrex_status engine_create_on(struct imbrex_model *model,
     }
     created->model = model;
     created->plan = plan;
-    created->limits = limits_of(options, &plan);
+    created->limits = limits_of(options, &plan, target);
     created->device = device;
     created->range_begin = options->range_begin;
     created->range_end = options->range_end;
     created->range_user = options->range_user;
-    TRY_OR_FAIL(create_parts(created, options, err));
+    TRY_OR_FAIL(create_parts(created, options, target, err));
     metrics_set(&created->metrics.kv_num_blocks, plan.kv_num_blocks);
     metrics_set(&created->metrics.kv_num_free, plan.kv_num_blocks);
     if (plan.context_size > model->config.max_position_embeddings) {
@@ -265,11 +329,68 @@ fail:
     return status;
 }
 
+enum imbrex_status engine_create_on(struct imbrex_model *model,
+                                    const struct imbrex_engine_options *options,
+                                    struct device *device, struct imbrex_engine **engine,
+                                    struct imbrex_error *err)
+{
+    struct target target;
+    if (device == NULL) {
+        return imbrex_engine_create(model, options, engine, err);
+    }
+    const struct device_choice choice = {.kind = device_kind(device)};
+    TRY(decide_target(options, &choice, device_is_async(device), &target, err));
+    return create_on(model, options, &target, device, engine, err);
+}
+
+/* With a device of the engine's own. *opened is its choice with the kind decided, once it is. */
+static enum imbrex_status open_and_create(struct imbrex_model *model,
+                                          const struct imbrex_engine_options *options,
+                                          const struct device_choice *choice,
+                                          struct device_choice *opened,
+                                          struct imbrex_engine **engine, struct imbrex_error *err)
+{
+    struct target target;
+    struct device *device;
+    TRY(device_open(choice, &model->log, &device, opened, err));
+    enum imbrex_status status =
+        decide_target(options, opened, device_is_async(device), &target, err);
+    if (status == IMBREX_STATUS_OK) {
+        status = create_on(model, options, &target, device, engine, err);
+    }
+    if (status != IMBREX_STATUS_OK) {
+        device_destroy(device);
+        return status;
+    }
+    (*engine)->owns_device = true;
+    return IMBREX_STATUS_OK;
+}
+
 enum imbrex_status imbrex_engine_create(struct imbrex_model *model,
                                         const struct imbrex_engine_options *options,
                                         struct imbrex_engine **engine, struct imbrex_error *err)
 {
-    return engine_create_on(model, options, NULL, engine, err);
+    struct imbrex_engine_options defaults = imbrex_engine_options_default();
+    struct device_choice choice, opened;
+    if (options == NULL) {
+        options = &defaults;
+    }
+    TRY(check_options(options, err));
+    TRY(device_parse(options->device, &choice, err));
+    opened = choice;
+    struct imbrex_error reason = {0};
+    enum imbrex_status status = open_and_create(model, options, &choice, &opened, engine, &reason);
+    if (status == IMBREX_STATUS_OUT_OF_MEMORY && choice.kind == DEVICE_KIND_AUTO &&
+        opened.kind == DEVICE_KIND_CUDA) {
+        log_write(&model->log, IMBREX_LOG_LEVEL_WARNING,
+                  "device auto: the model runs on the CPU: %s", reason.message);
+        choice.kind = DEVICE_KIND_CPU;
+        return open_and_create(model, options, &choice, &opened, engine, err);
+    }
+    if (status != IMBREX_STATUS_OK && err != NULL) {
+        *err = reason;
+    }
+    return status;
 }
 
 void imbrex_engine_destroy(struct imbrex_engine *engine)

@@ -67,8 +67,8 @@ struct imbrex_engine {
     pthread_t thread; /* if has_thread */
 };
 
-/* imbrex_engine_create on a device of the caller's choice; NULL: the CPU. The device stays the
- * caller's and outlives the engine. */
+/* imbrex_engine_create on a device of the caller's, whatever the options name. It stays the
+ * caller's and outlives the engine. NULL: the one that the options name. */
 enum imbrex_status engine_create_on(struct imbrex_model *model,
                                     const struct imbrex_engine_options *options,
                                     struct device *device, struct imbrex_engine **engine,

@@ -125,12 +125,21 @@ static void release_ended(struct imbrex_engine *engine)
     }
 }
 
+/* What the device says about a failure with this status; "" if it does not know. */
+static const char *reason_of(const struct imbrex_engine *engine, enum imbrex_status status)
+{
+    const struct imbrex_error *failure = &engine->device->failure;
+    return failure->status == status ? failure->message : "";
+}
+
 /* The device has failed for good. */
 static void fail_engine(struct imbrex_engine *engine, int64_t now_ns)
 {
+    const char *reason = reason_of(engine, IMBREX_STATUS_DEVICE);
     error_set(&engine->failure, IMBREX_STATUS_DEVICE,
-              "the %s device failed while it ran %s: the engine takes no more requests",
-              device_name(engine->device), engine->model->path);
+              "the %s device failed while it ran %s%s%s: the engine takes no more requests",
+              device_name(engine->device), engine->model->path, reason[0] != '\0' ? ": " : "",
+              reason);
     pthread_mutex_lock(&engine->lock);
     engine->is_failed = true;
     pthread_mutex_unlock(&engine->lock);
@@ -345,7 +354,7 @@ static void take_results(struct imbrex_engine *engine, const struct flight *flig
             take_row(engine, &flight->plan.rows[i], results->results + result_idx,
                      results->top_logprobs + result_idx * max_logprobs, max_logprobs, now_ns);
     }
-    assert(result_idx == flight->layout.num_samples);
+    assert(result_idx == flight->layout.num_samples - flight->layout.num_padding);
 }
 
 /* Blocks that the step has filled go into the prefix cache. Where the cache has a block of the same
@@ -377,8 +386,10 @@ static void fail_step(struct imbrex_engine *engine, const struct flight *flight,
         }
         return;
     }
-    error_set(&error, status, "a step on the %s device failed while it ran %s",
-              device_name(engine->device), engine->model->path);
+    const char *reason = reason_of(engine, status);
+    error_set(&error, status, "a step on the %s device failed while it ran %s%s%s",
+              device_name(engine->device), engine->model->path, reason[0] != '\0' ? ": " : "",
+              reason);
     for (int32_t i = 0; i < flight->plan.num_rows; i++) {
         const struct request_choice *choice = flight->plan.rows[i].sequence->owner;
         fail_request(engine, choice->request, &error, now_ns);
@@ -402,7 +413,9 @@ static enum imbrex_status collect_step(struct imbrex_engine *engine, int64_t *de
     if (status == IMBREX_STATUS_OK) {
         keep_blocks(engine, flight);
         take_results(engine, flight, &results, now_ns);
-        metrics_observe(&engine->metrics.forward_time, results.forward_ns);
+        if (results.forward_ns > 0) {
+            metrics_observe(&engine->metrics.forward_time, results.forward_ns);
+        }
     } else {
         metrics_add(&engine->metrics.num_failed_steps, 1);
         fail_step(engine, flight, status, now_ns);

@@ -10,6 +10,8 @@
 #include "base/clock.h"
 
 #define DEFAULT_LOGITS_BYTES ((size_t)64 << 20)
+#define DEFAULT_CUDA_LOGITS_BYTES ((size_t)256 << 20)
+#define MAX_GRAPHS 64 /* shapes of two places; beyond, the one that was not used for longest goes */
 
 /* A step's inputs and results in one kind of memory. */
 struct place_memory {
@@ -17,12 +19,25 @@ struct place_memory {
     unsigned char *results; /* see results_layout */
 };
 
+/* What the work of a step is told. */
+struct step_work {
+    struct executor_place *place;
+    struct batch_layout layout;
+};
+
+/* The work of all steps of one shape in one place. */
+struct step_graph {
+    struct step_work work;      /* of the step that was captured */
+    struct device_graph *graph; /* NULL: not captured yet, the shape was seen once */
+    int64_t last_step;          /* that had the shape; -1: the entry is free */
+};
+
 /* Where a step that is filled, in flight or read stands. */
 struct executor_place {
     struct executor *executor;
     struct place_memory host, device;
     struct device_event *event; /* behind the step */
-    struct batch_layout layout;
+    struct step_work work;
     int64_t forward_ns, sample_ns; /* written by the step's work */
 };
 
@@ -30,21 +45,25 @@ struct executor {
     const struct imbrex_model *model;
     struct device *device;
     struct executor_options options;
-    struct ops *ops;
-    struct kv_view kv; /* its blocks: device memory, the executor's */
+    struct backend *backend;
+    struct placed_weights placed;
+    const struct weights *weights; /* those, or the model's */
+    struct kv_view kv;             /* its blocks: device memory, the executor's */
 
     void *activations; /* device memory that the pieces below lie in */
     struct forward_buffers buffers;
     struct token_history history; /* [max_seqs, context_size] */
     int32_t *token_ids;           /* [max_tokens + max_history] of the step, all known */
-    void *ops_scratch;            /* see ops_create; NULL without quantised weights */
+    void *ops_scratch;            /* the backend's; NULL if it needs none */
     size_t ops_scratch_bytes;
-    void *sample_scratch;
+    void *sample_scratch; /* of a CPU */
 
     struct memory_region host_places; /* the host memory of all places */
     void *registered;                 /* the same, once the device knows it */
     void *device_places;
     struct executor_place places[EXECUTOR_MAX_IN_FLIGHT];
+    struct step_graph graphs[MAX_GRAPHS];
+    bool has_no_graphs; /* one could not be captured */
     int32_t num_in_flight;
     int64_t num_submitted; /* the next step's place follows from it */
 };
@@ -54,34 +73,79 @@ static int32_t min_int32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
+static int32_t max_logit_rows(const struct imbrex_model *model,
+                              const struct executor_options *options)
+{
+    size_t row_bytes = (size_t)model->config.vocab_size * sizeof(float);
+    size_t logits_bytes = options->max_logits_bytes;
+    size_t min_rows = 1;
+    if (logits_bytes == 0 && options->kind == DEVICE_KIND_CUDA) {
+        logits_bytes = DEFAULT_CUDA_LOGITS_BYTES;
+        min_rows = (size_t)options->limits.max_seqs;
+    } else if (logits_bytes == 0) {
+        logits_bytes = DEFAULT_LOGITS_BYTES;
+    }
+    size_t rows = logits_bytes / row_bytes;
+    size_t max_tokens = (size_t)options->limits.max_tokens;
+    rows = rows > min_rows ? rows : min_rows;
+    return rows < max_tokens ? (int32_t)rows : options->limits.max_tokens;
+}
+
+static struct backend_shape shape_of(const struct imbrex_model *model,
+                                     const struct executor_options *options)
+{
+    const struct model_config *config = &model->config;
+    return (struct backend_shape){.hidden_size = config->hidden_size,
+                                  .intermediate_size = config->intermediate_size,
+                                  .vocab_size = config->vocab_size,
+                                  .num_heads = config->num_heads,
+                                  .num_kv_heads = config->num_kv_heads,
+                                  .head_dim = config->head_dim,
+                                  .max_tokens = options->limits.max_tokens,
+                                  .max_seqs = options->limits.max_seqs,
+                                  .max_logit_rows = max_logit_rows(model, options),
+                                  .max_samples = options->limits.max_samples,
+                                  .context_size = options->context_size,
+                                  .activation_dtype = options->dtype};
+}
+
+/* Scratch memory of the ops, and of the sampler where it is not among them. */
+static void take_scratch(struct arena *arena, const struct imbrex_model *model,
+                         const struct executor_options *options, struct executor *executor)
+{
+    if (options->kind == DEVICE_KIND_CUDA) {
+        const struct backend_shape shape = shape_of(model, options);
+        executor->ops_scratch_bytes = backend_cuda_scratch_bytes(&shape);
+    } else {
+        executor->sample_scratch = arena_take(
+            arena, 1, sample_scratch_bytes(model->config.vocab_size, options->num_threads));
+        executor->ops_scratch_bytes =
+            (size_t)options->limits.max_tokens *
+            (ops_scratch_token_bytes(model->weights.max_quantized_columns) +
+             ops_bf16_token_bytes(options->cpu_features, model->weights.max_bf16_columns));
+    }
+    if (executor->ops_scratch_bytes > 0) {
+        executor->ops_scratch = arena_take(arena, 1, executor->ops_scratch_bytes);
+    }
+}
+
 /* The one statement of what lies in the activations. With arena->base NULL it measures. */
 static void take_activations(struct arena *arena, const struct imbrex_model *model,
                              const struct executor_options *options, struct executor *executor)
 {
-    const struct model_config *config = &model->config;
     int32_t max_tokens = options->limits.max_tokens;
-    size_t row_bytes = (size_t)config->vocab_size * sizeof(float);
-    size_t logits_bytes =
-        options->max_logits_bytes > 0 ? options->max_logits_bytes : DEFAULT_LOGITS_BYTES;
-    size_t max_rows = logits_bytes / row_bytes;
-    max_rows = max_rows < (size_t)max_tokens ? max_rows : (size_t)max_tokens;
-
-    forward_buffers_take(arena, config, max_tokens, max_rows > 0 ? (int32_t)max_rows : 1,
-                         options->context_size, &executor->buffers);
+    take_scratch(arena, model, options, executor); /* first: it begins where the memory does */
+    forward_buffers_take(arena, &model->config,
+                         &(struct forward_limits){.max_tokens = max_tokens,
+                                                  .max_logit_rows = max_logit_rows(model, options),
+                                                  .max_positions = options->context_size,
+                                                  .activation_dtype = options->dtype},
+                         &executor->buffers);
     executor->history.token_ids = arena_take(arena, (size_t)options->limits.max_seqs,
                                              (size_t)options->context_size * sizeof(int32_t));
     executor->history.stride = options->context_size;
     executor->token_ids = arena_take(
         arena, (size_t)max_tokens + (size_t)options->limits.max_history, sizeof(int32_t));
-    executor->sample_scratch =
-        arena_take(arena, 1, sample_scratch_bytes(config->vocab_size, options->num_threads));
-    size_t token_bytes =
-        ops_scratch_token_bytes(model->weights.max_quantized_columns) +
-        ops_bf16_token_bytes(options->cpu_features, model->weights.max_bf16_columns);
-    if (token_bytes > 0) {
-        executor->ops_scratch = arena_take(arena, (size_t)max_tokens, token_bytes);
-        executor->ops_scratch_bytes = (size_t)max_tokens * token_bytes;
-    }
 }
 
 /* Results of a step: [num_samples] sample_result, then [num_samples, max_logprobs] imbrex_logprob.
@@ -127,9 +191,13 @@ enum imbrex_status executor_plan(const struct imbrex_model *model,
     take_activations(&activations, model, options, &measured);
     take_places(&places, options, memory);
     planned.activation_bytes = activations.num_used;
+    planned.weight_bytes = 0;
     if (activations.overflowed || places.overflowed ||
         !size_mul(places.num_used, 2, &planned.batch_bytes) ||
-        !kv_block_bytes(config->num_layers, config->num_kv_heads, config->head_dim, &block_bytes) ||
+        (options->places_weights &&
+         !weights_place_bytes(model, options->dtype, &planned.weight_bytes)) ||
+        !kv_block_bytes(config->num_layers, config->num_kv_heads, config->head_dim, options->dtype,
+                        &block_bytes) ||
         !size_mul(block_bytes, (size_t)options->num_blocks, &planned.kv_bytes)) {
         return error_set(err, IMBREX_STATUS_OUT_OF_MEMORY,
                          "%s: %d tokens of context, %d KV blocks and %d sequences in steps of %d "
@@ -150,6 +218,7 @@ static enum imbrex_status create_kv(struct executor *executor, size_t kv_bytes,
     executor->kv = (struct kv_view){
         .blocks = blocks,
         .block_bytes = kv_bytes / (size_t)executor->options.num_blocks,
+        .dtype = executor->options.dtype,
         .num_layers = config->num_layers,
         .num_kv_heads = config->num_kv_heads,
         .block_size = KV_BLOCK_SIZE,
@@ -176,9 +245,79 @@ static enum imbrex_status create_places(struct executor *executor, size_t places
     for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
         struct executor_place *place = &executor->places[i];
         place->executor = executor;
+        place->work.place = place;
         place->host = host[i];
         place->device = on_device[i];
         TRY(device_event_create(device, &place->event, err));
+    }
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status create_backend(struct executor *executor, struct imbrex_error *err)
+{
+    const struct executor_options *options = &executor->options;
+    if (options->kind != DEVICE_KIND_CUDA) {
+        return backend_cpu_create(options->num_threads, options->cpu_features,
+                                  executor->ops_scratch, executor->ops_scratch_bytes,
+                                  &executor->backend, err);
+    }
+    const struct backend_shape shape = shape_of(executor->model, options);
+    return backend_cuda_create(
+        executor->device,
+        &(struct backend_cuda_options){.activation_dtype = options->dtype,
+                                       .batch_invariant = options->batch_invariant,
+                                       .ablations = options->ablations},
+        &shape, executor->ops_scratch, executor->ops_scratch_bytes, &executor->backend, err);
+}
+
+static enum imbrex_status create_weights(struct executor *executor, struct imbrex_error *err)
+{
+    const struct executor_options *options = &executor->options;
+    const struct imbrex_model *model = executor->model;
+    executor->weights = &model->weights;
+    if (!options->places_weights) {
+        return IMBREX_STATUS_OK;
+    }
+    TRY(weights_place(model, executor->device, options->dtype, options->num_threads,
+                      options->load_progress, options->load_user, &executor->placed, err));
+    executor->weights = &executor->placed.weights;
+    if (model->weights.max_quantized_columns > 0) {
+        log_write(&model->log, IMBREX_LOG_LEVEL_INFO,
+                  "%s: %zu bytes of weights in blocks are %zu bytes of %s on the %s device",
+                  model->path, model->weights.num_bytes, executor->placed.num_bytes,
+                  dtype_name(options->dtype), device_name(executor->device));
+    }
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status fill_positions(void *arg, void *stream_handle)
+{
+    struct executor *executor = arg;
+    backend_begin(executor->backend, stream_handle);
+    forward_extend_positions(&executor->model->config, executor->weights, executor->backend,
+                             &executor->buffers, executor->options.context_size);
+    return backend_end(executor->backend);
+}
+
+/* All positions at once, unless the backend reads them and fills them as sequences grow. */
+static enum imbrex_status create_positions(struct executor *executor, struct imbrex_error *err)
+{
+    struct device *device = executor->device;
+    struct device_event *event = executor->places[0].event;
+    if (executor->backend->is_host) {
+        return IMBREX_STATUS_OK;
+    }
+    enum imbrex_status status =
+        device_run_async(device, DEVICE_STREAM_STEP, fill_positions, executor);
+    if (status == IMBREX_STATUS_OK) {
+        status = device_event_record(device, event, DEVICE_STREAM_STEP);
+    }
+    if (status == IMBREX_STATUS_OK) {
+        status = device_event_synchronize(device, event);
+    }
+    if (status != IMBREX_STATUS_OK) {
+        return error_set(err, status, "the %s device failed while it filled the table of positions",
+                         device_name(device));
     }
     return IMBREX_STATUS_OK;
 }
@@ -196,6 +335,9 @@ enum imbrex_status executor_create(struct imbrex_model *model, struct device *de
     created->model = model;
     created->device = device;
     created->options = *options;
+    for (int32_t i = 0; i < MAX_GRAPHS; i++) {
+        created->graphs[i].last_step = -1;
+    }
     TRY_OR_FAIL(executor_plan(model, options, &plan, err));
     TRY_OR_FAIL(model_fill(model, err));
     TRY_OR_FAIL(create_kv(created, plan.kv_bytes, err));
@@ -203,8 +345,9 @@ enum imbrex_status executor_create(struct imbrex_model *model, struct device *de
         device_alloc(device, "activations", plan.activation_bytes, &created->activations, err));
     take_activations(&(struct arena){.base = created->activations}, model, options, created);
     TRY_OR_FAIL(create_places(created, plan.batch_bytes / 2, err));
-    TRY_OR_FAIL(ops_create(options->num_threads, options->cpu_features, created->ops_scratch,
-                           created->ops_scratch_bytes, &created->ops, err));
+    TRY_OR_FAIL(create_weights(created, err));
+    TRY_OR_FAIL(create_backend(created, err));
+    TRY_OR_FAIL(create_positions(created, err));
     *executor = created;
     return IMBREX_STATUS_OK;
 fail:
@@ -218,7 +361,10 @@ void executor_destroy(struct executor *executor)
         return;
     }
     assert(executor->num_in_flight == 0 || executor->device->has_failed);
-    ops_destroy(executor->ops);
+    for (int32_t i = 0; i < MAX_GRAPHS; i++) {
+        device_graph_destroy(executor->device, executor->graphs[i].graph);
+    }
+    backend_destroy(executor->backend);
     for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
         device_event_destroy(executor->device, executor->places[i].event);
     }
@@ -227,6 +373,7 @@ void executor_destroy(struct executor *executor)
     memory_region_unmap(&executor->host_places);
     device_free(executor->device, executor->activations);
     device_free(executor->device, executor->kv.blocks);
+    weights_place_release(executor->device, &executor->placed);
     free(executor);
 }
 
@@ -237,7 +384,7 @@ int32_t executor_max_in_flight(const struct executor *executor)
 
 const char *executor_kernels_name(const struct executor *executor)
 {
-    return ops_kernels_name(executor->ops);
+    return executor->backend->kernels_name;
 }
 
 /* The place of step number `step_idx`. */
@@ -265,46 +412,55 @@ static int64_t begin_part(const struct executor *executor, const char *name)
 static void end_part(const struct executor *executor, int64_t begin_ns, int64_t *total_ns)
 {
     const struct executor_options *options = &executor->options;
-    *total_ns += clock_now_ns() - begin_ns;
+    if (executor->backend->is_host) {
+        *total_ns += clock_now_ns() - begin_ns;
+    }
     if (options->range_end != NULL) {
         options->range_end(options->range_user);
     }
 }
 
 /* All layers, over all tokens of the step. */
-static void run_forward(struct executor_place *place)
+static void run_forward(const struct step_work *work)
 {
+    struct executor_place *place = work->place;
     struct executor *executor = place->executor;
-    const struct batch_layout *layout = &place->layout;
+    const struct batch_layout *layout = &work->layout;
     void *batch = place->device.batch;
     int64_t begin_ns = begin_part(executor, "forward");
-    ops_history(executor->ops, &(struct history_params){
-                                   .token_ids = BATCH_ARRAY(int32_t, batch, layout, token_ids),
-                                   .slots = BATCH_ARRAY(int32_t, batch, layout, history_slots),
-                                   .positions = BATCH_ARRAY(int32_t, batch, layout, positions),
-                                   .history = executor->history,
-                                   .d = executor->token_ids,
-                                   .num_tokens = layout->num_tokens + layout->num_history});
+    backend_history(
+        executor->backend,
+        &(struct history_params){.token_ids = BATCH_ARRAY(int32_t, batch, layout, token_ids),
+                                 .slots = BATCH_ARRAY(int32_t, batch, layout, history_slots),
+                                 .positions = BATCH_ARRAY(int32_t, batch, layout, positions),
+                                 .history = executor->history,
+                                 .d = executor->token_ids,
+                                 .num_tokens = layout->num_tokens + layout->num_history});
     forward_run(
-        &executor->model->config, &executor->model->weights, executor->ops, &executor->kv,
+        &executor->model->config, executor->weights, executor->backend, &executor->kv,
         &(struct forward_batch){.token_ids = executor->token_ids,
                                 .positions = BATCH_ARRAY(int32_t, batch, layout, positions),
                                 .slot_mapping = BATCH_ARRAY(int32_t, batch, layout, slot_mapping),
                                 .seq_idx = BATCH_ARRAY(int32_t, batch, layout, seq_idx),
+                                .query_begin = BATCH_ARRAY(int32_t, batch, layout, query_begin),
+                                .seq_lens = BATCH_ARRAY(int32_t, batch, layout, seq_lens),
                                 .block_tables = BATCH_ARRAY(int32_t, batch, layout, block_tables),
                                 .num_tokens = layout->num_tokens,
-                                .max_blocks = layout->max_blocks},
+                                .num_seqs = layout->num_seqs,
+                                .max_blocks = layout->max_blocks,
+                                .max_query = layout->max_query},
         &executor->buffers);
     end_part(executor, begin_ns, &place->forward_ns);
 }
 
 /* Of the step's logits rows [begin, begin + num_rows). */
-static void run_logits(struct executor_place *place, int32_t begin, int32_t num_rows)
+static void run_logits(const struct step_work *work, int32_t begin, int32_t num_rows)
 {
+    struct executor_place *place = work->place;
     struct executor *executor = place->executor;
     int64_t begin_ns = begin_part(executor, "forward");
-    forward_logits(&executor->model->config, &executor->model->weights, executor->ops,
-                   BATCH_ARRAY(int32_t, place->device.batch, &place->layout, logits_tokens) + begin,
+    forward_logits(&executor->model->config, executor->weights, executor->backend,
+                   BATCH_ARRAY(int32_t, place->device.batch, &work->layout, logits_tokens) + begin,
                    num_rows, &executor->buffers);
     end_part(executor, begin_ns, &place->forward_ns);
 }
@@ -319,59 +475,62 @@ static int32_t num_drawn_ids(const struct imbrex_model *model)
 }
 
 /* The step's samples [begin, end), all of logits rows [logits_begin, logits_begin + num_rows). */
-static void run_samples(struct executor_place *place, int32_t begin, int32_t end,
+static void run_samples(const struct step_work *work, int32_t begin, int32_t end,
                         int32_t logits_begin, int32_t num_rows)
 {
+    struct executor_place *place = work->place;
     struct executor *executor = place->executor;
-    const struct batch_layout *layout = &place->layout;
+    const struct batch_layout *layout = &work->layout;
     void *batch = place->device.batch;
     unsigned char *results = place->device.results;
     struct sample_result *sample_results = (struct sample_result *)(void *)results;
     struct imbrex_logprob *top_logprobs =
         (struct imbrex_logprob *)(void *)(results + results_top_begin((size_t)layout->num_samples));
     int64_t begin_ns = begin_part(executor, "sample");
-    ops_sample(executor->ops,
-               &(struct sample_params){
-                   .logits = executor->buffers.logits,
-                   .rows = BATCH_ARRAY(struct sample_row, batch, layout, sample_rows) + begin,
-                   .bias = BATCH_ARRAY(struct imbrex_logit_bias, batch, layout, bias),
-                   .history = executor->history,
-                   .results = sample_results + begin,
-                   .top_logprobs = top_logprobs + (int64_t)begin * layout->max_logprobs,
-                   .scratch = executor->sample_scratch,
-                   .logits_row_begin = logits_begin,
-                   .num_logits_rows = num_rows,
-                   .num_rows = end - begin,
-                   .vocab_size = executor->model->config.vocab_size,
-                   .num_ids = num_drawn_ids(executor->model),
-                   .max_logprobs = layout->max_logprobs});
+    backend_sample(executor->backend,
+                   &(struct sample_params){
+                       .logits = executor->buffers.logits,
+                       .rows = BATCH_ARRAY(struct sample_row, batch, layout, sample_rows) + begin,
+                       .bias = BATCH_ARRAY(struct imbrex_logit_bias, batch, layout, bias),
+                       .history = executor->history,
+                       .results = sample_results + begin,
+                       .top_logprobs = top_logprobs + (int64_t)begin * layout->max_logprobs,
+                       .scratch = executor->sample_scratch,
+                       .logits_row_begin = logits_begin,
+                       .num_logits_rows = num_rows,
+                       .num_rows = end - begin,
+                       .vocab_size = executor->model->config.vocab_size,
+                       .num_ids = num_drawn_ids(executor->model),
+                       .max_logprobs = layout->max_logprobs});
     end_part(executor, begin_ns, &place->sample_ns);
 }
 
 /* A step's work on its stream. The logits of as many rows as fit are there at once. */
 static enum imbrex_status run_step(void *arg, void *stream_handle)
 {
-    struct executor_place *place = arg;
-    const struct batch_layout *layout = &place->layout;
+    const struct step_work *work = arg;
+    struct executor_place *place = work->place;
+    struct executor *executor = place->executor;
+    const struct batch_layout *layout = &work->layout;
     /* Which samples belong to which rows is looked up on the host, where it was written. */
     const struct sample_row *rows =
         BATCH_ARRAY(struct sample_row, place->host.batch, layout, sample_rows);
-    int32_t max_rows = place->executor->buffers.max_logit_rows;
+    int32_t max_rows = executor->buffers.limits.max_logit_rows;
     int32_t sample = 0;
-    (void)stream_handle;
     place->forward_ns = 0;
     place->sample_ns = 0;
-    run_forward(place);
+    backend_begin(executor->backend, stream_handle);
+    run_forward(work);
     for (int32_t begin = 0; begin < layout->num_logits_rows; begin += max_rows) {
         int32_t num_rows = min_int32(max_rows, layout->num_logits_rows - begin);
         int32_t first_sample = sample;
         while (sample < layout->num_samples && rows[sample].logits_row < begin + num_rows) {
             sample++;
         }
-        run_logits(place, begin, num_rows);
-        run_samples(place, first_sample, sample, begin, num_rows);
+        run_logits(work, begin, num_rows);
+        run_samples(work, first_sample, sample, begin, num_rows);
     }
-    return IMBREX_STATUS_OK;
+    return backend_end(executor->backend);
 }
 
 /* Copies of one step follow each other: one may read what the one before it wrote. */
@@ -405,10 +564,85 @@ static enum imbrex_status give_plan_copies(struct executor *executor, const stru
     return IMBREX_STATUS_OK;
 }
 
+/* Whether all that the step's work is told but the contents of the place's memory follows from
+ * place and shape. */
+static bool can_be_graph(const struct executor *executor, const struct batch_layout *layout)
+{
+    return layout->is_padded && layout->num_bias == 0 && layout->max_logprobs == 0 &&
+           layout->num_logits_rows <= executor->buffers.limits.max_logit_rows &&
+           !executor->has_no_graphs;
+}
+
+/* The entry of the place's shape, or one that is free or was not used for longest. */
+static struct step_graph *find_graph(struct executor *executor, const struct step_work *work)
+{
+    struct step_graph *oldest = &executor->graphs[0];
+    for (int32_t i = 0; i < MAX_GRAPHS; i++) {
+        struct step_graph *entry = &executor->graphs[i];
+        if (entry->last_step >= 0 && entry->work.place == work->place &&
+            entry->work.layout.num_seqs == work->layout.num_seqs &&
+            entry->work.layout.max_blocks == work->layout.max_blocks) {
+            return entry;
+        }
+        oldest = entry->last_step < oldest->last_step ? entry : oldest;
+    }
+    /* So many were used since that no step in flight has it. */
+    assert(oldest->last_step < executor->num_submitted - executor->num_in_flight);
+    device_graph_destroy(executor->device, oldest->graph);
+    *oldest = (struct step_graph){.last_step = -1};
+    return oldest;
+}
+
+static enum imbrex_status launch(struct executor *executor, struct device_graph *graph)
+{
+    const struct executor_options *options = &executor->options;
+    /* Of a host, the work itself has its ranges. */
+    bool has_range = options->range_begin != NULL && !executor->backend->is_host;
+    if (has_range) {
+        options->range_begin(options->range_user, "forward");
+    }
+    enum imbrex_status status = device_graph_launch(executor->device, DEVICE_STREAM_STEP, graph);
+    if (has_range && options->range_end != NULL) {
+        options->range_end(options->range_user);
+    }
+    return status;
+}
+
+/* Gives a step's work to the stream, as a graph where it can be one. A shape that comes once, as
+ * when the last sequences of a batch end one after the other, is not worth capturing. */
+static enum imbrex_status give_work(struct executor *executor, struct step_work *work)
+{
+    struct device *device = executor->device;
+    if (can_be_graph(executor, &work->layout)) {
+        struct step_graph *entry = find_graph(executor, work);
+        bool is_first = entry->last_step < 0;
+        entry->last_step = executor->num_submitted;
+        if (is_first) {
+            entry->work = *work;
+        } else if (entry->graph == NULL) {
+            struct imbrex_error reason;
+            enum imbrex_status status =
+                device_graph_capture(device, run_step, &entry->work, &entry->graph, &reason);
+            if (status == IMBREX_STATUS_DEVICE) {
+                return status;
+            }
+            if (status != IMBREX_STATUS_OK) {
+                executor->has_no_graphs = true;
+                log_write(&executor->model->log, IMBREX_LOG_LEVEL_WARNING,
+                          "steps are launched without graphs from now on: %s", reason.message);
+            }
+        }
+        if (entry->graph != NULL) {
+            return launch(executor, entry->graph);
+        }
+    }
+    return device_run_async(device, DEVICE_STREAM_STEP, run_step, work);
+}
+
 static enum imbrex_status give_step(struct executor *executor, struct executor_place *place,
                                     const struct step_plan *plan)
 {
-    const struct batch_layout *layout = &place->layout;
+    const struct batch_layout *layout = &place->work.layout;
     size_t num_samples = (size_t)layout->num_samples;
     if (executor->num_in_flight == 0) {
         /* What failed before was told by another place's event; this one's begins to count here.
@@ -417,7 +651,7 @@ static enum imbrex_status give_step(struct executor *executor, struct executor_p
     }
     TRY(give_plan_copies(executor, plan));
     TRY(give_copy(executor, place->device.batch, place->host.batch, layout->num_bytes));
-    TRY(device_run_async(executor->device, DEVICE_STREAM_STEP, run_step, place));
+    TRY(give_work(executor, &place->work));
     if (num_samples > 0) {
         TRY(give_copy(executor, place->host.results, place->device.results,
                       results_bytes(num_samples, (size_t)layout->max_logprobs)));
@@ -444,7 +678,7 @@ enum imbrex_status executor_submit(struct executor *executor, const struct step_
     assert(executor->num_in_flight < executor_max_in_flight(executor));
     assert(layout->num_tokens <= executor->options.limits.max_tokens);
     assert(layout->num_samples <= executor->options.limits.max_samples);
-    place->layout = *layout;
+    place->work.layout = *layout;
     enum imbrex_status status = give_step(executor, place, plan);
     if (status != IMBREX_STATUS_OK) {
         TRY(drain(executor, place));
@@ -463,7 +697,7 @@ enum imbrex_status executor_collect(struct executor *executor, struct executor_r
     enum imbrex_status status = device_event_synchronize(executor->device, place->event);
     executor->num_in_flight--;
     TRY(status);
-    const struct batch_layout *layout = &place->layout;
+    const struct batch_layout *layout = &place->work.layout;
     *results = (struct executor_results){
         .results = (const struct sample_result *)(const void *)place->host.results,
         .top_logprobs =

@@ -5,24 +5,37 @@
  *
  *   host:    fill batch i | submit i | fill batch i+1 | submit i+1 | collect i | ...
  *   stream:                 [copies | upload | history | forward | logits | sample | download] [...
- */
+ *
+ * What lies between upload and download is captured as a graph when a padded step (batch.h) of the
+ * same shape comes for the second time, and launched as one from then on: one graph for each shape
+ * and place, since their addresses differ. */
 #ifndef IMBREX_ENGINE_EXECUTOR_H
 #define IMBREX_ENGINE_EXECUTOR_H
 
 #include "engine/batch.h"
 #include "model/forward.h"
 #include "model/model.h"
+#include "model/weights_place.h"
 #include "ops/device.h"
 
 #define EXECUTOR_MAX_IN_FLIGHT 2
 
 struct executor_options {
-    struct batch_limits limits;
-    int32_t context_size; /* positions of one sequence */
+    struct batch_limits limits; /* with pads_decode, padded steps are launched as graphs */
+    int32_t context_size;       /* positions of one sequence */
     int32_t num_blocks;
-    size_t max_logits_bytes; /* of the rows whose logits exist at once, one at least; 0: 64 MiB */
+    /* Of the rows whose logits exist at once, one at least; 0: 64 MiB, on a GPU 256 MiB and one row
+     * for each sequence. */
+    size_t max_logits_bytes;
     int32_t num_threads;
     uint32_t cpu_features;
+    enum device_kind kind; /* what computes: CUDA on a device that is a GPU, else CPU */
+    enum dtype dtype;      /* of activations, the KV cache and placed weights; F32 on a CPU */
+    bool places_weights;   /* the device computes with a copy of the weights in its memory */
+    bool batch_invariant;  /* of a GPU */
+    uint32_t ablations;    /* bits of enum imbrex_ablation */
+    weights_progress_fn *load_progress; /* NULL: none */
+    void *load_user;
     imbrex_range_begin_fn *range_begin;
     imbrex_range_end_fn *range_end;
     void *range_user;
@@ -30,6 +43,7 @@ struct executor_options {
 
 /* In bytes, reserved as a whole; a host device commits what is touched. */
 struct executor_plan {
+    size_t weight_bytes; /* of the copy, if there is one */
     size_t kv_bytes;
     size_t activation_bytes; /* the token history and all scratch memory included */
     size_t batch_bytes; /* inputs and results of EXECUTOR_MAX_IN_FLIGHT steps, on host and device */
@@ -39,7 +53,7 @@ struct executor_plan {
 struct executor_results {
     const struct sample_result *results;       /* [num_samples] */
     const struct imbrex_logprob *top_logprobs; /* [num_samples, layout.max_logprobs] */
-    int64_t forward_ns; /* forward pass and logits, as the device saw it; 0 if it cannot tell */
+    int64_t forward_ns; /* forward pass and logits, as a host computed them; 0 on a GPU */
     int64_t sample_ns;
 };
 
@@ -50,7 +64,7 @@ enum imbrex_status executor_plan(const struct imbrex_model *model,
                                  const struct executor_options *options, struct executor_plan *plan,
                                  struct imbrex_error *err);
 
-/* The device stays the caller's and outlives the executor. */
+/* The device stays the caller's and outlives the executor. CANCELLED if load_progress says so. */
 enum imbrex_status executor_create(struct imbrex_model *model, struct device *device,
                                    const struct executor_options *options,
                                    struct executor **executor, struct imbrex_error *err);

@@ -6,9 +6,10 @@
 
 #include "base/memory.h"
 
-bool kv_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, size_t *block_bytes)
+bool kv_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, enum dtype dtype,
+                    size_t *block_bytes)
 {
-    size_t total = 2 * KV_BLOCK_SIZE * sizeof(float);
+    size_t total = 2 * KV_BLOCK_SIZE * dtype_block_bytes(dtype);
     if (!size_mul(total, (size_t)num_layers, &total) ||
         !size_mul(total, (size_t)num_kv_heads, &total) ||
         !size_mul(total, (size_t)head_dim, &total) ||

@@ -24,7 +24,9 @@ void request_case_init(struct request_case *request_case, const struct imbrex_mo
     *request_case = (struct request_case){.options = imbrex_request_options_default(model)};
     struct imbrex_request_options *options = &request_case->options;
     imbrex_model_describe(model, &description);
-    uint32_t num_ids = (uint32_t)imbrex_tokenizer_vocab_size(imbrex_model_tokenizer(model));
+    const struct imbrex_tokenizer *tokenizer = imbrex_model_tokenizer(model);
+    uint32_t num_ids = (uint32_t)(tokenizer == NULL ? description.vocab_size
+                                                    : imbrex_tokenizer_vocab_size(tokenizer));
 
     options->num_prompt_ids = 1 + (int32_t)request_case_random(state, (uint32_t)limits->max_prompt);
     request_case->prompt_ids = allocate((size_t)options->num_prompt_ids * sizeof(int32_t));
@@ -61,7 +63,7 @@ void request_case_init(struct request_case *request_case, const struct imbrex_mo
         options->logit_bias = request_case->bias;
         options->num_logit_bias = 3;
     }
-    if (request_case_random(state, 3) == 0) {
+    if (request_case_random(state, 3) == 0 && tokenizer != NULL) {
         request_case->stop[0] = "e";
         request_case->stop[1] = " the";
         options->stop = request_case->stop + request_case_random(state, 2);

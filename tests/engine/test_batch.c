@@ -345,6 +345,92 @@ static void test_limits_are_reached(void **state)
     free(batch.memory);
 }
 
+/* Catches: padding that is missing, is stored or sampled, or has a shape that depends on the step's
+ * sequences; steps that are padded although they do not only decode, or that are not although they
+ * do. */
+static void test_padding(void **state)
+{
+    (void)state;
+    const struct batch_limits limits = {
+        .max_tokens = 7, .max_seqs = 6, .max_blocks = 9, .max_samples = 8, .pads_decode = true};
+    int32_t block_tables[6 * 9];
+    struct test_sequence sequences[6];
+    struct step_row rows[6];
+    struct batch_layout before = {0};
+    for (int32_t i = 0; i < 6 * 9; i++) {
+        block_tables[i] = 100 + i;
+    }
+    for (int32_t i = 0; i < 6; i++) {
+        sequences[i] = (struct test_sequence){
+            .sequence = {.num_prompt_tokens = 4}, .number = i, .num_logprobs = -1};
+        rows[i] = (struct step_row){.sequence = &sequences[i].sequence,
+                                    .slot = 5 - i,
+                                    .position = 64 + i,
+                                    .num_tokens = 1,
+                                    .first_scored = 65 + i,
+                                    .num_draws = 1};
+    }
+    for (int32_t num_rows = 3; num_rows <= 4; num_rows++) {
+        struct batch batch = fill(&limits, block_tables, rows, num_rows);
+        struct batch_layout *layout = &batch.layout;
+        expect_packed(&batch);
+        assert_true(layout->is_padded);
+        assert_int_equal(layout->num_padding, 4 - num_rows);
+        assert_int_equal(layout->num_tokens, 4);
+        assert_int_equal(layout->num_seqs, 4);
+        assert_int_equal(layout->num_logits_rows, 4);
+        assert_int_equal(layout->num_samples, 4);
+        assert_int_equal(layout->max_blocks, 8);
+        assert_int_equal(layout->max_query, 1);
+        const int32_t last = num_rows - 1;
+        expect_ints(&batch, layout->query_begin, (const int32_t[]){0, 1, 2, 3, 4}, 5);
+        expect_ints(&batch, layout->seq_idx, (const int32_t[]){0, 1, 2, 3}, 4);
+        expect_ints(&batch, layout->logits_tokens, (const int32_t[]){0, 1, 2, 3}, 4);
+        expect_ints(&batch, layout->history_slots + 4 * (size_t)last,
+                    (const int32_t[]){5 - last, -1}, 5 - num_rows);
+        expect_ints(&batch, layout->positions + 4 * (size_t)last, (const int32_t[]){64 + last, 0},
+                    5 - num_rows);
+        expect_ints(&batch, layout->seq_lens + 4 * (size_t)last, (const int32_t[]){65 + last, 1},
+                    5 - num_rows);
+        expect_ints(&batch, layout->token_ids + 4 * (size_t)last, (const int32_t[]){-1, 0},
+                    5 - num_rows);
+        int32_t block = 100 + 9 * (5 - last) + 4;
+        expect_ints(&batch, layout->slot_mapping + 4 * (size_t)last,
+                    (const int32_t[]){16 * block + last, -1}, 5 - num_rows);
+        expect_ints(&batch, layout->block_tables + 4 * 8 * (size_t)last + 16,
+                    (const int32_t[]){block, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+                    num_rows == 3 ? 12 : 4);
+        const struct sample_row *samples =
+            BATCH_ARRAY(struct sample_row, batch.memory, layout, sample_rows);
+        assert_int_equal(samples[last].logits_row, last);
+        assert_true(num_rows == 4 || samples[3].logits_row < 0);
+        layout->num_padding = 0;
+        if (num_rows > 3) {
+            assert_memory_equal(layout, &before, sizeof(before));
+        }
+        before = *layout;
+        free(batch.memory);
+    }
+    /* No more than the limits, whatever the next count would be. */
+    struct batch batch = fill(&limits, block_tables, rows, 5);
+    expect_packed(&batch);
+    assert_int_equal(batch.layout.num_seqs, 6);
+    assert_int_equal(batch.layout.num_padding, 1);
+    free(batch.memory);
+
+    for (int32_t i = 0; i < 3; i++) {
+        struct step_row changed[3] = {rows[0], rows[1], rows[2]};
+        changed[1].num_draws = i == 0 ? 2 : i == 1 ? 0 : 1;
+        changed[1].num_tokens = i == 2 ? 2 : 1;
+        batch = fill(&limits, block_tables, changed, 3);
+        expect_packed(&batch);
+        assert_false(batch.layout.is_padded);
+        assert_int_equal(batch.layout.num_seqs, 3);
+        assert_int_equal(batch.layout.max_blocks, 5);
+        free(batch.memory);
+    }
+}
+
 /* Catches: an empty step that reads a row, and sizes that wrap around instead of failing. */
 static void test_edges(void **state)
 {
@@ -368,11 +454,9 @@ static void test_edges(void **state)
 int run_batch_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mixed_step),
-        cmocka_unit_test(test_many_draws),
-        cmocka_unit_test(test_scored_positions),
-        cmocka_unit_test(test_limits_are_reached),
-        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_mixed_step),       cmocka_unit_test(test_many_draws),
+        cmocka_unit_test(test_scored_positions), cmocka_unit_test(test_limits_are_reached),
+        cmocka_unit_test(test_padding),          cmocka_unit_test(test_edges),
     };
     return cmocka_run_group_tests_name("batch", tests, NULL, NULL);
 }

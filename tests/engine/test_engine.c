@@ -560,6 +560,62 @@ static void test_engine_options(void **state)
     imbrex_engine_destroy(engine);
 }
 
+/* Catches: a device or a way to compute that is taken although nothing can do it, or is refused
+ * without its name; a plan for a GPU that needs one to be there, or forgets the weights' copy. */
+static void test_devices(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_engine *engine = NULL;
+    struct imbrex_memory_plan cpu, cuda, exact;
+    struct imbrex_error err;
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.device = "gpu";
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "\"gpu\""));
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &cpu, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    options.device = "cuda:1000";
+    assert_int_not_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                         IMBREX_STATUS_OK);
+    options.device = "cpu";
+    options.compute = IMBREX_COMPUTE_BF16;
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "BF16"));
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &cpu, &err),
+                     IMBREX_STATUS_UNSUPPORTED);
+    assert_null(engine);
+
+    options.compute = IMBREX_COMPUTE_AUTO;
+    options.context_size = 512;
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &cpu, &err), IMBREX_STATUS_OK);
+    options.device = "cuda:3";
+    options.kv_cache_tokens = 4096;
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &cuda, &err), IMBREX_STATUS_OK);
+    options.compute = IMBREX_COMPUTE_F32;
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &exact, &err), IMBREX_STATUS_OK);
+    assert_string_equal(cpu.device, "cpu");
+    assert_string_equal(cpu.compute, "F32");
+    assert_int_equal(cpu.device_weight_bytes, 0);
+    assert_int_equal(cpu.max_step_tokens, 128);
+    assert_string_equal(cuda.device, "cuda");
+    assert_int_equal(cuda.device_idx, 3);
+    assert_string_equal(cuda.compute, "BF16");
+    assert_string_equal(exact.compute, "F32");
+    assert_int_equal(cuda.max_step_tokens, 2048);
+    assert_true(cuda.device_weight_bytes > 0);
+    assert_true(exact.device_weight_bytes > cuda.device_weight_bytes);
+    assert_true(exact.kv_bytes > cuda.kv_bytes);
+    assert_true(exact.activation_bytes > cuda.activation_bytes);
+
+    options = imbrex_engine_options_default();
+    options.device = "auto";
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_OK);
+    imbrex_engine_destroy(engine);
+}
+
 /* Catches: scores that depend on the chunk, and bad ids or lengths taken. */
 static void test_score(void **state)
 {
@@ -635,6 +691,7 @@ int run_engine_tests(void)
         cmocka_unit_test(test_continuation_keeps_its_space),
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_engine_options),
+        cmocka_unit_test(test_devices),
         cmocka_unit_test(test_score),
         cmocka_unit_test(test_score_non_finite),
     };

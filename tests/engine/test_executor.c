@@ -29,6 +29,7 @@ struct test_sequence {
     int32_t ids[CONTEXT_SIZE];
     int32_t num_known;
     struct sample_row sampling;
+    bool is_plain; /* no biases, no alternatives: what can be a graph */
     struct sample_result results[CONTEXT_SIZE]; /* of the id at that position */
     struct imbrex_logprob top_logprobs[CONTEXT_SIZE][NUM_LOGPROBS];
 };
@@ -52,8 +53,8 @@ static void set_sampling(const struct test_sequence *sequence, int32_t choice_id
     filled.bias_begin = row->bias_begin;
     filled.choice_idx = choice_idx;
     filled.is_stored = row->target_id < 0 && choice_idx == sequence->choice_idx;
-    filled.num_logprobs = NUM_LOGPROBS;
-    filled.num_bias = row->target_id < 0 ? 2 : 0;
+    filled.num_logprobs = sequence->is_plain ? 0 : NUM_LOGPROBS;
+    filled.num_bias = row->target_id < 0 && !sequence->is_plain ? 2 : 0;
     *row = filled;
 }
 
@@ -73,7 +74,7 @@ static void fill_sample_row(const struct sequence *sequence, const struct step_r
     const struct test_sequence *owner = (const struct test_sequence *)(const void *)sequence;
     (void)row;
     set_sampling(owner, owner->choice_idx + draw_idx, sample_row);
-    if (sample_row->target_id < 0) {
+    if (sample_row->num_bias > 0) {
         set_bias(sample_row, bias);
     }
 }
@@ -118,6 +119,7 @@ struct scenario {
     struct step_block_copy block_copies[2];
     struct step_slot_copy slot_copies[2];
     int32_t num_submitted, num_collected; /* steps */
+    bool is_plain;                        /* its sequences are */
 };
 
 static struct executor_options options_of(void)
@@ -195,6 +197,7 @@ static void begin(struct scenario *scenario)
             .sequence = {.num_prompt_tokens = prompt_lengths[i]},
             .choice_idx = i == 2,
             .num_known = prompt_lengths[i],
+            .is_plain = scenario->is_plain,
             .sampling = {.temperature = i == 1 ? 0.0f : 0.9f,
                          .top_p = 0.95f,
                          .repetition_penalty = 2.0f,
@@ -249,7 +252,8 @@ static enum imbrex_status collect(struct scenario *scenario)
         return status;
     }
     assert_int_equal(scenario->layouts[step].max_logprobs,
-                     scenario->layouts[step].num_samples > 0 ? NUM_LOGPROBS : 0);
+                     scenario->layouts[step].num_samples > 0 && !scenario->is_plain ? NUM_LOGPROBS
+                                                                                    : 0);
     int32_t sample = 0;
     for (int32_t i = 0; i < plan->num_rows; i++) {
         const struct step_row *row = &plan->rows[i];
@@ -262,16 +266,19 @@ static enum imbrex_status collect(struct scenario *scenario)
             int32_t position =
                 j < num_scored ? row->first_scored + j + 1 : row->position + row->num_tokens;
             taker->results[position] = results.results[sample];
-            memcpy(taker->top_logprobs[position],
-                   results.top_logprobs + (ptrdiff_t)sample * NUM_LOGPROBS,
-                   sizeof(taker->top_logprobs[position]));
+            if (!scenario->is_plain) {
+                memcpy(taker->top_logprobs[position],
+                       results.top_logprobs + (ptrdiff_t)sample * NUM_LOGPROBS,
+                       sizeof(taker->top_logprobs[position]));
+            }
             if (j >= num_scored) {
                 assert_int_equal(taker->num_known, position);
                 taker->ids[taker->num_known++] = results.results[sample].token_id;
             }
         }
     }
-    assert_int_equal(sample, scenario->layouts[step].num_samples);
+    assert_int_equal(sample,
+                     scenario->layouts[step].num_samples - scenario->layouts[step].num_padding);
     return IMBREX_STATUS_OK;
 }
 
@@ -299,7 +306,7 @@ static enum imbrex_status run(struct scenario *scenario)
 /* Memory of the forward pass called directly. */
 struct direct {
     const struct imbrex_model *model;
-    struct ops *ops;
+    struct backend *backend;
     struct forward_buffers buffers;
     struct memory_region arena_region, kv_region, scratch_region;
     struct kv_view kv;
@@ -310,19 +317,21 @@ static void direct_create(const struct imbrex_model *model, struct direct *direc
     const struct model_config *config = &model->config;
     struct arena arena = {0};
     size_t block_bytes;
+    const struct forward_limits limits = {.max_tokens = CONTEXT_SIZE,
+                                          .max_logit_rows = CONTEXT_SIZE,
+                                          .max_positions = CONTEXT_SIZE,
+                                          .activation_dtype = DTYPE_F32};
     *direct = (struct direct){.model = model};
-    forward_buffers_take(&arena, config, CONTEXT_SIZE, CONTEXT_SIZE, CONTEXT_SIZE,
-                         &direct->buffers);
+    forward_buffers_take(&arena, config, &limits, &direct->buffers);
     assert_int_equal(memory_region_map("arena", arena.num_used, &direct->arena_region, NULL),
                      IMBREX_STATUS_OK);
     arena = (struct arena){.base = direct->arena_region.base};
-    forward_buffers_take(&arena, config, CONTEXT_SIZE, CONTEXT_SIZE, CONTEXT_SIZE,
-                         &direct->buffers);
+    forward_buffers_take(&arena, config, &limits, &direct->buffers);
     assert_int_equal(memory_region_map("scratch", sample_scratch_bytes(config->vocab_size, 1),
                                        &direct->scratch_region, NULL),
                      IMBREX_STATUS_OK);
-    assert_true(
-        kv_block_bytes(config->num_layers, config->num_kv_heads, config->head_dim, &block_bytes));
+    assert_true(kv_block_bytes(config->num_layers, config->num_kv_heads, config->head_dim,
+                               DTYPE_F32, &block_bytes));
     assert_int_equal(memory_region_map("kv", MAX_BLOCKS * block_bytes, &direct->kv_region, NULL),
                      IMBREX_STATUS_OK);
     direct->kv = (struct kv_view){.blocks = direct->kv_region.base,
@@ -331,12 +340,13 @@ static void direct_create(const struct imbrex_model *model, struct direct *direc
                                   .num_kv_heads = config->num_kv_heads,
                                   .block_size = KV_BLOCK_SIZE,
                                   .head_dim = config->head_dim};
-    assert_int_equal(ops_create(1, IMBREX_CPU_ALL, NULL, 0, &direct->ops, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(backend_cpu_create(1, IMBREX_CPU_ALL, NULL, 0, &direct->backend, NULL),
+                     IMBREX_STATUS_OK);
 }
 
 static void direct_destroy(struct direct *direct)
 {
-    ops_destroy(direct->ops);
+    backend_destroy(direct->backend);
     memory_region_unmap(&direct->arena_region);
     memory_region_unmap(&direct->kv_region);
     memory_region_unmap(&direct->scratch_region);
@@ -355,7 +365,7 @@ static void expect_direct(struct direct *direct, const struct test_sequence *seq
         positions[i] = i;
         history[i] = sequence->ids[i];
     }
-    forward_run(&model->config, &model->weights, direct->ops, &direct->kv,
+    forward_run(&model->config, &model->weights, direct->backend, &direct->kv,
                 &(struct forward_batch){.token_ids = sequence->ids,
                                         .positions = positions,
                                         .slot_mapping = positions,
@@ -364,7 +374,7 @@ static void expect_direct(struct direct *direct, const struct test_sequence *seq
                                         .num_tokens = num_tokens,
                                         .max_blocks = MAX_BLOCKS},
                 &direct->buffers);
-    forward_logits(&model->config, &model->weights, direct->ops, positions, num_tokens,
+    forward_logits(&model->config, &model->weights, direct->backend, positions, num_tokens,
                    &direct->buffers);
     for (int32_t position = first_result; position < sequence->num_known; position++) {
         bool is_drawn = position >= sequence->sequence.num_prompt_tokens;
@@ -378,8 +388,9 @@ static void expect_direct(struct direct *direct, const struct test_sequence *seq
         set_sampling(sequence, sequence->choice_idx, &row);
         row.is_stored = 0;
         set_bias(&row, bias);
-        ops_sample(direct->ops, &(struct sample_params){
-                                    .logits = direct->buffers.logits,
+        backend_sample(
+            direct->backend,
+            &(struct sample_params){.logits = direct->buffers.logits,
                                     .rows = &row,
                                     .bias = bias,
                                     .history = {.token_ids = history, .stride = CONTEXT_SIZE},
@@ -395,8 +406,11 @@ static void expect_direct(struct direct *direct, const struct test_sequence *seq
         assert_int_equal(found->token_id, result.token_id);
         assert_int_equal(found->token_id, sequence->ids[position]);
         assert_memory_equal(&found->logprob, &result.logprob, sizeof(float));
-        assert_int_equal(found->num_top, NUM_LOGPROBS);
-        assert_memory_equal(sequence->top_logprobs[position], top_logprobs, sizeof(top_logprobs));
+        assert_int_equal(found->num_top, sequence->is_plain ? 0 : NUM_LOGPROBS);
+        if (!sequence->is_plain) {
+            assert_memory_equal(sequence->top_logprobs[position], top_logprobs,
+                                sizeof(top_logprobs));
+        }
     }
 }
 
@@ -435,6 +449,129 @@ static void test_scenario(void **state)
     }
 }
 
+/* Steps of the scenario's end, which decode three sequences. */
+enum { NUM_DECODE_STEPS = NUM_STEPS - 3 };
+
+/* Catches: padding that changes what others compute or is sampled from, in steps that are no graphs
+ * because they have biases and alternatives; a copy of the weights that differs from the model's.
+ */
+static void test_padded(void **state)
+{
+    for (int32_t seed = -1; seed < NUM_SEEDS / 3; seed++) {
+        struct executor_options options = options_of();
+        options.limits.pads_decode = true;
+        options.places_weights = true;
+        options.max_logits_bytes = (size_t)(seed + 2) * 1024; /* logits in pieces too */
+        struct scenario *scenario = create(*state, seed, &options);
+        begin(scenario);
+        assert_int_equal(run(scenario), IMBREX_STATUS_OK);
+        expect_all_direct(*state, scenario);
+        assert_int_equal(scenario->layouts[NUM_STEPS - 1].num_padding, 1);
+        assert_true(seed < 0 || device_fake_num_launches(scenario->device) == 0);
+        destroy(scenario);
+    }
+}
+
+/* Catches: a graph of another place or shape, inputs that a graph does not see because they were
+ * captured instead of read, graphs that are never launched. The scenario is run twice: then each
+ * place has its graph, of three sequences padded to four. */
+static void test_graphs(void **state)
+{
+    for (int32_t seed = -1; seed < NUM_SEEDS; seed++) {
+        struct executor_options options = options_of();
+        options.limits.pads_decode = true;
+        struct scenario *scenario = create(*state, seed, &options);
+        scenario->is_plain = true;
+        for (int32_t pass = 0; pass < 2; pass++) {
+            begin(scenario);
+            assert_int_equal(run(scenario), IMBREX_STATUS_OK);
+            expect_all_direct(*state, scenario);
+        }
+        if (seed >= 0) {
+            /* All of them but the first in each place; step 2 has a shape of its own, which comes
+             * twice, in different places. */
+            assert_int_equal(device_fake_num_launches(scenario->device), 2 * NUM_DECODE_STEPS - 2);
+        }
+        destroy(scenario);
+    }
+}
+
+/* Catches: a device without graphs that is asked again and again, or does not compute. */
+static void test_refused_graphs(void **state)
+{
+    struct executor_options options = options_of();
+    options.limits.pads_decode = true;
+    struct scenario *scenario = create(*state, 3, &options);
+    scenario->is_plain = true;
+    device_fake_refuse_graphs(scenario->device);
+    begin(scenario);
+    assert_int_equal(run(scenario), IMBREX_STATUS_OK);
+    expect_all_direct(*state, scenario);
+    assert_int_equal(device_fake_num_launches(scenario->device), 0);
+    destroy(scenario);
+}
+
+/* Catches: more shapes than graphs are kept of: one that is thrown away while a step in flight has
+ * it, one that is kept for good, one of the wrong shape. Each shape comes six times: seen once in
+ * each of two places, then captured, then launched again. */
+static void test_many_shapes(void **state)
+{
+    enum { SEQS = 64, BLOCKS = 32, USES = 6 };
+    static struct test_sequence sequences[SEQS];
+    static struct step_row rows[SEQS];
+    static int32_t tables[SEQS * BLOCKS];
+    const int32_t counts[] = {1, 2, 3, 7, 13, 24, 25, 40, 64};
+    const int32_t padded[] = {1, 2, 4, 8, 16, 24, 32, 48, 64};
+    const int32_t positions[] = {0, 70, 200, 511}; /* 4, 8, 16 and 32 blocks */
+    struct executor_options options = options_of();
+    options.limits = (struct batch_limits){.max_tokens = SEQS,
+                                           .max_seqs = SEQS,
+                                           .max_blocks = BLOCKS,
+                                           .max_samples = SEQS,
+                                           .pads_decode = true};
+    options.context_size = BLOCKS * KV_BLOCK_SIZE;
+    options.num_blocks = SEQS;
+    struct scenario *scenario = create(*state, 1, &options);
+    int32_t num_in_flight = 0;
+    for (int32_t i = 0; i < SEQS * BLOCKS; i++) {
+        tables[i] = (i / BLOCKS + i % BLOCKS) % SEQS;
+    }
+    for (int32_t i = 0; i < SEQS; i++) {
+        sequences[i] =
+            (struct test_sequence){.sequence = {.num_prompt_tokens = 1},
+                                   .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f},
+                                   .is_plain = true};
+    }
+    for (int32_t step = 0; step < 9 * 4 * USES; step++) {
+        int32_t count_idx = step / USES / 4, width_idx = step / USES % 4;
+        struct step_plan plan = {.rows = rows, .num_rows = counts[count_idx]};
+        struct batch_layout layout;
+        struct executor_results results;
+        for (int32_t i = 0; i < plan.num_rows; i++) {
+            rows[i] = (struct step_row){.sequence = &sequences[i].sequence,
+                                        .slot = i,
+                                        .position = i == 0 ? positions[width_idx] : i,
+                                        .num_tokens = 1,
+                                        .first_scored = i == 0 ? positions[width_idx] + 1 : i + 1,
+                                        .num_draws = 1};
+        }
+        batch_fill(&plan, &options.limits, tables, &source,
+                   executor_batch_memory(scenario->executor), &layout);
+        assert_int_equal(layout.num_seqs, padded[count_idx]);
+        assert_int_equal(layout.max_blocks, 4 << width_idx);
+        assert_int_equal(executor_submit(scenario->executor, &plan, &layout), IMBREX_STATUS_OK);
+        if (++num_in_flight == 2) {
+            assert_int_equal(executor_collect(scenario->executor, &results), IMBREX_STATUS_OK);
+            assert_true(results.results[0].token_id >= 0);
+            num_in_flight--;
+        }
+    }
+    struct executor_results results;
+    assert_int_equal(executor_collect(scenario->executor, &results), IMBREX_STATUS_OK);
+    assert_int_equal(device_fake_num_launches(scenario->device), 9 * 4 * (USES - 2));
+    destroy(scenario);
+}
+
 /* Catches: logits that are computed in several pieces and sampled from another piece's rows: room
  * for one, two, three rows, and for a part of one. */
 static void test_logits_in_pieces(void **state)
@@ -470,7 +607,9 @@ static void test_threads(void **state)
 static void test_failing_calls(void **state)
 {
     struct executor_options options = options_of();
+    options.limits.pads_decode = true;
     struct scenario *scenario = create(*state, 5, &options);
+    scenario->is_plain = true;
     bool has_failed = true;
     int64_t num_failed = 0;
     for (int64_t countdown = 1; has_failed; countdown++) {
@@ -510,7 +649,9 @@ static void test_failing_steps(void **state)
 {
     struct executor_options options = options_of();
     for (int32_t seed = 0; seed < (TEST_SANITIZED ? 1 : 4); seed++) {
+        options.limits.pads_decode = seed % 2 == 1;
         struct scenario *scenario = create(*state, seed, &options);
+        scenario->is_plain = options.limits.pads_decode;
         for (int32_t fault = DEVICE_FAKE_FAULT_WORK; fault <= DEVICE_FAKE_FAULT_COPY; fault++) {
             enum imbrex_status status = IMBREX_STATUS_CAPACITY;
             int64_t num_failed = 0;
@@ -655,10 +796,12 @@ static void test_plan(void **state)
 int run_executor_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scenario),      cmocka_unit_test(test_logits_in_pieces),
-        cmocka_unit_test(test_threads),       cmocka_unit_test(test_failing_calls),
-        cmocka_unit_test(test_failing_steps), cmocka_unit_test(test_failed_device),
-        cmocka_unit_test(test_ranges),        cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_scenario),       cmocka_unit_test(test_logits_in_pieces),
+        cmocka_unit_test(test_threads),        cmocka_unit_test(test_failing_calls),
+        cmocka_unit_test(test_failing_steps),  cmocka_unit_test(test_failed_device),
+        cmocka_unit_test(test_ranges),         cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_padded),         cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_refused_graphs), cmocka_unit_test(test_many_shapes),
     };
     return cmocka_run_group_tests_name("executor", tests, set_up, tear_down);
 }

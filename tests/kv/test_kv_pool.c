@@ -259,7 +259,7 @@ static void test_layout(void **state)
         .block_size = KV_BLOCK_SIZE,
         .head_dim = HEAD_DIM,
     };
-    assert_true(kv_block_bytes(LAYERS, HEADS, HEAD_DIM, &view.block_bytes));
+    assert_true(kv_block_bytes(LAYERS, HEADS, HEAD_DIM, DTYPE_F32, &view.block_bytes));
     view.blocks = malloc(BLOCKS * view.block_bytes);
     assert_non_null(view.blocks);
     for (int32_t pass = 0; pass < 2; pass++) {
@@ -293,12 +293,16 @@ static void test_block_bytes(void **state)
 {
     (void)state;
     size_t block_bytes = 1;
-    assert_false(kv_block_bytes(INT32_MAX, INT32_MAX, INT32_MAX, &block_bytes));
+    assert_false(kv_block_bytes(INT32_MAX, INT32_MAX, INT32_MAX, DTYPE_F32, &block_bytes));
     assert_int_equal(block_bytes, 1);
-    assert_true(kv_block_bytes(3, 2, 10, &block_bytes));
-    assert_int_equal(block_bytes % KV_BLOCK_ALIGNMENT, 0);
-    assert_true(block_bytes >= sizeof(float) * 2 * 3 * 2 * 10 * KV_BLOCK_SIZE);
-    assert_true(block_bytes < sizeof(float) * 2 * 3 * 2 * 10 * KV_BLOCK_SIZE + KV_BLOCK_ALIGNMENT);
+    const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16};
+    for (int32_t i = 0; i < 2; i++) {
+        size_t used_bytes = dtype_block_bytes(dtypes[i]) * 2 * 3 * 2 * 10 * KV_BLOCK_SIZE;
+        assert_true(kv_block_bytes(3, 2, 10, dtypes[i], &block_bytes));
+        assert_int_equal(block_bytes % KV_BLOCK_ALIGNMENT, 0);
+        assert_true(block_bytes >= used_bytes);
+        assert_true(block_bytes < used_bytes + KV_BLOCK_ALIGNMENT);
+    }
 }
 
 int run_kv_pool_tests(void)
