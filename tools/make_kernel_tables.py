@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables of docs/kernels.md and docs/kernels-cpu.md.
+"""Makes the tables of docs/kernels.md, docs/kernels-cpu.md and docs/gpu.md.
 
 usage: make_kernel_tables.py [--check] [ROOT]
 
-Reads what `imbrex bench ops -o`, `imbrex bench model --json` and bench/peers/llama_cpp.sh -o wrote
-to bench/results and replaces what stands between the markers of the pages. --check changes nothing
-and fails if a page would change. Files that differ in -run<N> alone are runs of one table: a GPU's
-is that of the middle one by its geometric mean, with the ratios of the others beside.
+Reads what `imbrex bench ops -o`, `imbrex bench model --json`, bench/peers/llama_cpp.sh -o and
+bench/peers/hf_decode.py -o wrote to bench/results and replaces what stands between the markers of
+the pages. --check changes nothing and fails if a page would change. Files that differ in -run<N>
+alone are runs of one table: that of a GPU's kernels is the middle one by its geometric mean, with
+the ratios of the others beside.
 """
 import glob
 import json
@@ -188,6 +189,9 @@ def fused_table(name, result):
 
 
 def model_table(name, result):
+    """Of a CPU."""
+    if result.get("gpu"):
+        return []
     rows = []
     for row in result["rows"]:
         roof = row["roof"]
@@ -213,6 +217,106 @@ def llama_table(name, result):
                        "ours / llama.cpp", "p10-p90"], rows, 2)]
 
 
+def made_on(name, result):
+    """Where and when a result of a GPU came from, and the file."""
+    gpu = result["gpu"]
+    return (f"{gpu['name']}, driver {gpu['driver']}, {result['date'][:10]}, commit "
+            f"{result['machine']['commit']} ([{name}](../bench/results/{name}))")
+
+
+def known(value, form):
+    return "" if value is None else format(value, form)
+
+
+def spread_text(spread):
+    return f"{spread['median']:.3f} ({spread['p10']:.3f}-{spread['p90']:.3f})"
+
+
+def roof_text(roof):
+    if not roof:
+        return ""
+    most = max(roof["samples"]) / 1e12
+    return (f"{roof['percent']:.1f} % of {most:.2f} TB/s" if roof["kind"] == "read"
+            else f"{roof['percent']:.1f} % of {most:.0f} TFLOP/s")
+
+
+def share_text(row, name):
+    return next((f"{100 * (1 - entry['time_over_full']['median']):.0f} %"
+                 for entry in row["without"] if entry["omitted"] and entry["name"] == name), "")
+
+
+def gpu_model_table(name, result):
+    """Whole models on a GPU."""
+    if not result.get("gpu"):
+        return []
+    rows = [[row["model"], row["test"], f"{row['tokens_per_s']:.1f} ± {row['deviation']:.1f}",
+             f"{row['step_ms']:.3f}", known(row["step_bytes"] and row["step_bytes"] / 1e9, ".3f"),
+             roof_text(row["roof"]), share_text(row, "MLP"), share_text(row, "attention"),
+             known(row["joules_per_token"], ".4f"), known(row["sm_clock_mhz"], ".0f"),
+             known(row["watts"], ".0f")] for row in result["rows"]]
+    header = ["model", "test", "t/s", "ms/step", "GB/step", "of the roof", "MLP", "attention",
+              "J/token", "MHz", "W"]
+    return [f"{made_on(name, result)}:", "", *markdown(header, rows, 2)]
+
+
+def ablation_table(name, result):
+    """What each part is worth: the time without it over the time with it."""
+    names = []
+    for row in result["rows"]:
+        names += [entry["name"] for entry in row.get("without", [])
+                  if not entry["omitted"] and entry["name"] not in names]
+    if not names:
+        return []
+    rows = []
+    for row in result["rows"]:
+        found = {entry["name"]: entry["time_over_full"] for entry in row["without"]
+                 if not entry["omitted"]}
+        rows.append([row["model"], row["test"], f"{row['step_ms']:.3f}",
+                     *(spread_text(found[part]) if part in found else "" for part in names)])
+    header = ["model", "test", "ms/step", *(f"without {part}" for part in names)]
+    return [f"Time without a part by the time with it, median (p10-p90) of "
+            f"{len(result['rows'][0]['samples_ns'])} pairs, {made_on(name, result)}:", "",
+            *markdown(header, rows, 2)]
+
+
+def parameter_size(model):
+    """The number in "qwen2 494M BF16", to know the peer's model by."""
+    found = re.search(r" ([\d.]+)([KMB])\b", model)
+    return float(found[1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[found[2]] if found else 0.0
+
+
+def our_step_ms(rows, peer):
+    """Of the test that the peer's row is, if it was measured."""
+    for row in rows:
+        size, found = peer["parameters"], parameter_size(row["model"])
+        kind = "prefill" if row["prompt"] else "decode"
+        tokens = peer["tokens"] if kind == "prefill" else row["generate"]
+        if (abs(found / size - 1) < 0.02 and kind == peer["kind"] and row["batch"] == peer["batch"]
+                and row["depth"] == peer["depth"] and (row["prompt"] or row["generate"]) == tokens):
+            return row["step_ms"]
+    return None
+
+
+def transformers_table(name, result):
+    """Beside transformers: ours are the results of the same day and machine."""
+    rows = []
+    ours = []
+    begin = name.partition("-hf-")[0]
+    for path in sorted(glob.glob(os.path.join(result["folder"], f"{begin}-model-*.json"))):
+        with open(path, encoding="utf-8") as file:
+            ours += json.load(file)["rows"]
+    for row in result["rows"]:
+        if "step_ms" not in row:
+            continue
+        step_ms = our_step_ms(ours, row)
+        rows.append([row["model"], row["test"], f"{row['step_ms']:.3f}", known(step_ms, ".3f"),
+                     known(step_ms and row["step_ms"] / step_ms, ".2f")])
+    return [f"transformers {result['transformers']}, torch {result['torch']}, {result['gpu']}, "
+            f"{result['date'][:10]} ([{name}](../bench/results/{name})):", "",
+            *markdown(["model", "test", "transformers ms/step", "imbrex ms/step",
+                       "transformers / imbrex"], rows, 2)]
+
+
 def one_by_one(table):
     """A table of each run."""
     def tables(runs):
@@ -229,6 +333,9 @@ SECTIONS = [
     ("kernels-cpu.md", "fused-tables", "*-ops-*.json", one_by_one(fused_table)),
     ("kernels-cpu.md", "model-tables", "*-model-*.json", one_by_one(model_table)),
     ("kernels-cpu.md", "llama-cpp-tables", "*-llama-cpp-*.json", one_by_one(llama_table)),
+    ("gpu.md", "model-tables", "*-model-*.json", one_by_one(gpu_model_table)),
+    ("gpu.md", "ablation-tables", "*-model-*.json", one_by_one(ablation_table)),
+    ("gpu.md", "transformers-tables", "*-hf-*.json", one_by_one(transformers_table)),
 ]
 
 
@@ -244,7 +351,7 @@ def make_section(page, text, section, root):
         file_name = os.path.basename(path)
         with open(path, encoding="utf-8") as file:
             runs = tables.setdefault(re.sub(r"-run\d+", "", file_name), [])
-            runs.append((file_name, json.load(file)))
+            runs.append((file_name, {**json.load(file), "folder": os.path.dirname(path)}))
     lines = []
     for runs in tables.values():
         made = table(runs)

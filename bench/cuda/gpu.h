@@ -21,6 +21,7 @@
     X(ctx_set_current, cuCtxSetCurrent)           \
     X(mem_alloc, cuMemAlloc)                      \
     X(mem_free, cuMemFree)                        \
+    X(mem_get_info, cuMemGetInfo)                 \
     X(memset_d8_async, cuMemsetD8Async)           \
     X(memcpy_htod, cuMemcpyHtoD)                  \
     X(memcpy_dtoh, cuMemcpyDtoH)                  \

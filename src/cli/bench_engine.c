@@ -186,7 +186,7 @@ static const struct option_spec bench_options[] = {
     {.long_name = "no-batch-invariant",
      .type = OPTION_TYPE_FLAG,
      .group = "Engine",
-     .help = "let chunks of prompts begin anywhere",
+     .help = "let chunks of prompts begin anywhere, as on a GPU without --batch-invariant",
      .offset = offsetof(struct bench_settings, no_batch_invariant)},
     {.long_name = "compare-invariant",
      .type = OPTION_TYPE_FLAG,
@@ -194,6 +194,8 @@ static const struct option_spec bench_options[] = {
      .help = "run the load with and without batch invariance in turns, three times each, and show "
              "what it costs; closed loop only",
      .offset = offsetof(struct bench_settings, compare_invariant)},
+    ENGINE_OPTIONS_GPU(struct bench_settings),
+    ENGINE_OPTION_INVARIANT(struct bench_settings),
     ENGINE_OPTION_THREADS(struct bench_settings),
     ENGINE_OPTION_CPU(struct bench_settings),
     {.long_name = "slo-ttft",
@@ -293,6 +295,11 @@ static int check_settings(const struct bench_settings *settings)
     }
     if (settings->compare_invariant && settings->no_batch_invariant) {
         output_error("bench engine: expected one of --compare-invariant and --no-batch-invariant, "
+                     "found both");
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->engine.batch_invariant && settings->no_batch_invariant) {
+        output_error("bench engine: expected one of --batch-invariant and --no-batch-invariant, "
                      "found both");
         return EXIT_CODE_INPUT;
     }
@@ -511,10 +518,17 @@ static int choose_engine_options(struct bench_state *state, struct imbrex_engine
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
-    *options = engine_settings_to_options(&settings->engine, context_size);
+    exit_code = engine_settings_to_options(&settings->engine, context_size, options);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
     options->max_running = (int32_t)settings->max_running.value;
     options->max_step_tokens = (int32_t)settings->max_step_tokens.value;
-    options->batch_invariant = !settings->no_batch_invariant;
+    if (settings->no_batch_invariant) {
+        options->batch_invariant = IMBREX_INVARIANCE_OFF;
+    } else if (settings->compare_invariant) {
+        options->batch_invariant = IMBREX_INVARIANCE_ON;
+    }
     options->kv_policy = policy_of(settings);
     int64_t most_at_once = load->concurrency > 0 ? load->concurrency : (int64_t)load->count;
     if (most_at_once > IMBREX_MAX_WAITING) {
@@ -530,16 +544,11 @@ static int choose_engine_options(struct bench_state *state, struct imbrex_engine
     return choose_kv_tokens(state, most_at_once * settings->num_choices.value, options);
 }
 
-static int create_engine(struct bench_state *state, const struct imbrex_engine_options *options,
+static int create_engine(struct bench_state *state, struct imbrex_engine_options *options,
                          struct imbrex_engine **engine)
 {
-    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
-
-    if (imbrex_engine_create(state->model, options, engine, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
-    }
-    imbrex_engine_memory_plan(*engine, &state->report.plan);
-    return engine_settings_check(&state->settings->engine, &state->report.plan);
+    return engine_settings_create(&state->settings->engine, state->model, options, true, engine,
+                                  &state->report.plan);
 }
 
 static int create_engines(struct bench_state *state)
@@ -551,7 +560,7 @@ static int create_engines(struct bench_state *state)
         exit_code = create_engine(state, &options, &state->engine);
     }
     if (exit_code == EXIT_CODE_OK && state->settings->compare_invariant) {
-        options.batch_invariant = false;
+        options.batch_invariant = IMBREX_INVARIANCE_OFF;
         exit_code = create_engine(state, &options, &state->variant_engine);
     }
     return exit_code;
@@ -730,7 +739,9 @@ static void choose_report(struct bench_state *state)
     report->rate = settings->rate.value;
     report->speed = settings->speed.value;
     report->num_warmup = settings->warmup.value;
-    report->batch_invariant = !settings->no_batch_invariant;
+    report->batch_invariant =
+        settings->engine.batch_invariant || settings->compare_invariant ||
+        (!settings->no_batch_invariant && !engine_settings_has_gpu(&report->plan));
     report->kv_policy = policy_of(settings);
 }
 

@@ -33,7 +33,7 @@ struct kv_settings {
 };
 
 static const struct kv_settings kv_defaults = {
-    .engine = ENGINE_SETTINGS_DEFAULT,
+    .engine = {.cpu = {.value = IMBREX_CPU_ALL}},
     .rounds = {.value = 1},
     .seed = {.value = 1},
     .num_sessions = {.value = 16},
@@ -349,7 +349,10 @@ static int choose_options(struct kv_bench *bench)
     int32_t context_size = choose_context_size(bench);
     int64_t kv_tokens = load_plan_distinct_tokens(&bench->load) / 4;
 
-    bench->options = engine_settings_to_options(&settings->engine, context_size);
+    int exit_code = engine_settings_to_options(&settings->engine, context_size, &bench->options);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
     context_size = bench->options.context_size;
     if (settings->kv_tokens.given) {
         kv_tokens = settings->kv_tokens.value;

@@ -18,7 +18,10 @@
 
 #define MAX_TOKENS (1 << 20)
 #define MAX_THREADS 1024
+#define MAX_BATCH 1024
 #define DEFAULT_STEP_TOKENS 512 /* llama-bench's ubatch */
+/* Of a GPU's memory, for what the driver and kernels need. */
+#define GPU_RESERVE_BYTES ((size_t)2 << 30)
 
 enum bench_format { BENCH_FORMAT_TABLE, BENCH_FORMAT_JSON };
 
@@ -26,18 +29,19 @@ struct model_settings {
     struct engine_settings engine; /* its threads are not used: there is a list of them */
     struct option_strings models;
     struct option_integer num_samples, max_step_tokens, format;
-    const char *prompts, *generated, *depths, *threads, *device, *json;
-    bool no_warmup, no_roofs;
+    struct option_real energy_ms;
+    const char *prompts, *generated, *depths, *batches, *threads, *json;
+    bool no_warmup, no_roofs, shares;
 };
 
 static const struct model_settings model_defaults = {
     .engine = ENGINE_SETTINGS_DEFAULT,
     .num_samples = {.value = 5},
-    .max_step_tokens = {.value = DEFAULT_STEP_TOKENS},
     .prompts = "512",
     .generated = "128",
     .depths = "0",
-    .device = "cpu",
+    .batches = "1",
+    .energy_ms = {.value = 1000},
 };
 
 static const struct option_choice format_choices[] = {
@@ -73,6 +77,13 @@ static const struct option_spec model_options[] = {
      .group = "Tests",
      .help = "tokens in the context before either, whose time does not count: whole KV blocks",
      .offset = offsetof(struct model_settings, depths)},
+    {.long_name = "batch",
+     .short_name = 'b',
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "Tests",
+     .help = "sequences that generate together, each behind a context of its own",
+     .offset = offsetof(struct model_settings, batches)},
     {.long_name = "repetitions",
      .short_name = 'r',
      .argument = "N",
@@ -92,12 +103,21 @@ static const struct option_spec model_options[] = {
      .group = "Tests",
      .help = "do not measure what the machine can do",
      .offset = offsetof(struct model_settings, no_roofs)},
-    {.long_name = "device",
-     .argument = "NAME",
-     .type = OPTION_TYPE_STRING,
+    ENGINE_OPTION_DEVICE(struct model_settings),
+    ENGINE_OPTION_COMPUTE(struct model_settings),
+    ENGINE_OPTION_ABLATE(struct model_settings,
+                         "on a GPU, measure beside it, in turns, engines each without one of: mlp "
+                         "(gate, up and the activation in one kernel), attention (the fast kernels "
+                         "of it), pdl (kernels that begin while the one ahead of them ends), graph "
+                         "(decode steps that are launched as a whole)"),
+    {.long_name = "shares",
+     .type = OPTION_TYPE_FLAG,
      .group = "Engine",
-     .help = "cpu",
-     .offset = offsetof(struct model_settings, device)},
+     .help = "on a GPU, tell the shares of MLP and attention in the time: by engines that leave "
+             "them out",
+     .offset = offsetof(struct model_settings, shares)},
+    ENGINE_OPTION_INVARIANT(struct model_settings),
+    ENGINE_OPTION_NVTX(struct model_settings),
     {.long_name = "threads",
      .short_name = 't',
      .argument = "LIST",
@@ -107,14 +127,24 @@ static const struct option_spec model_options[] = {
      .default_text = "all CPUs of this process",
      .offset = offsetof(struct model_settings, threads)},
     {.long_name = "max-step-tokens",
+     .short_name = 'u',
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
      .group = "Engine",
      .help = "tokens of a prompt in one step (llama-bench's ubatch)",
+     .default_text = "512; on a GPU the engine's",
      .min = 16,
      .max = IMBREX_MAX_STEP_TOKENS,
      .offset = offsetof(struct model_settings, max_step_tokens)},
     ENGINE_OPTION_CPU(struct model_settings),
+    {.long_name = "energy-ms",
+     .argument = "MS",
+     .type = OPTION_TYPE_REAL,
+     .group = "Report",
+     .help = "on a GPU, then repeat each test alone for so long and read the energy counter, clock "
+             "and power; 0: not",
+     .max = 60000,
+     .offset = offsetof(struct model_settings, energy_ms)},
     {.long_name = "output",
      .short_name = 'o',
      .argument = "FORMAT",
@@ -133,14 +163,21 @@ static const struct option_spec model_options[] = {
 
 struct model_bench {
     const struct model_settings *settings;
-    struct number_list prompts, generated, depths, threads;
+    struct number_list prompts, generated, depths, batches, threads;
     json_t *rows;
     FILE *json_file; /* or NULL */
     struct speed_model described;
     struct imbrex_model *model;
-    int32_t vocab_size, context_size, max_depth;
-    int32_t *prefix_ids; /* [max_depth] */
+    int32_t vocab_size;
+    int32_t *prefix_ids;            /* [the largest batch, the largest depth] */
+    struct imbrex_memory_plan plan; /* of the engines below */
+    struct speed_engine engines[SPEED_MAX_ENGINES];
+    int32_t num_engines;
+    int64_t kv_tokens; /* each has room for */
     struct roofs *roofs;
+    struct gpu_meter *meter; /* of a GPU */
+    struct gpu_description gpu;
+    bool has_head;
 };
 
 /* ---- options --------------------------------------------------------------------------------- */
@@ -160,6 +197,10 @@ static int parse_lists(struct model_bench *bench)
         exit_code =
             number_list_parse(command, "--depth", settings->depths, 0, MAX_TOKENS, &bench->depths);
     }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code =
+            number_list_parse(command, "--batch", settings->batches, 1, MAX_BATCH, &bench->batches);
+    }
     if (exit_code == EXIT_CODE_OK && settings->threads != NULL) {
         exit_code = number_list_parse(command, "--threads", settings->threads, 1, MAX_THREADS,
                                       &bench->threads);
@@ -178,10 +219,6 @@ static int check_settings(struct model_bench *bench, const char *operand)
 {
     const struct model_settings *settings = bench->settings;
 
-    if (strcmp(settings->device, "cpu") != 0) {
-        output_error("bench model: --device: expected cpu, found \"%s\"", settings->device);
-        return EXIT_CODE_INPUT;
-    }
     if (operand != NULL && settings->models.count > 0) {
         output_error("bench model: expected one of MODEL and --model, found both");
         return EXIT_CODE_INPUT;
@@ -221,23 +258,69 @@ static void close_model(struct model_bench *bench)
     bench->prefix_ids = NULL;
 }
 
-/* The longest sequence, and the ids that all of them begin with. It may be longer than the model is
- * for: speed does not depend on sense. */
-static int choose_context(struct model_bench *bench)
+/* Calls `visit` for each test, in the order in which they are run: at each depth prompts, then
+ * generating, until it returns another exit code than EXIT_CODE_OK. */
+static int for_each_test(struct model_bench *bench,
+                         int (*visit)(struct model_bench *bench, const struct speed_test *test,
+                                      void *arg),
+                         void *arg)
 {
-    int32_t prompt = number_list_max(&bench->prompts);
-    /* A first token, whose time does not count, comes before those generated. */
-    int32_t generated = number_list_max(&bench->generated) + 1;
+    int exit_code = EXIT_CODE_OK;
+
+    for (int32_t d = 0; d < bench->depths.count; d++) {
+        struct speed_test test = {.depth = bench->depths.values[d], .batch = 1, .is_prompt = true};
+        for (int32_t i = 0; i < bench->prompts.count && exit_code == EXIT_CODE_OK; i++) {
+            test.num_tokens = bench->prompts.values[i];
+            exit_code = test.num_tokens > 0 ? visit(bench, &test, arg) : EXIT_CODE_OK;
+        }
+        test.is_prompt = false;
+        for (int32_t i = 0; i < bench->generated.count * bench->batches.count; i++) {
+            test.num_tokens = bench->generated.values[i / bench->batches.count];
+            test.batch = bench->batches.values[i % bench->batches.count];
+            if (exit_code == EXIT_CODE_OK && test.num_tokens > 0) {
+                exit_code = visit(bench, &test, arg);
+            }
+        }
+    }
+    return exit_code;
+}
+
+/* What the tests of an engine need. */
+struct bench_sizes {
+    int32_t max_step_tokens;
+    int64_t most_kv_tokens; /* that there is room for */
+    int32_t context_size;   /* of the longest test that fits */
+    int64_t kv_tokens;      /* of the largest */
+};
+
+/* Speed does not depend on sense: contexts may be longer than the model is for. */
+static int measure_test(struct model_bench *bench, const struct speed_test *test, void *arg)
+{
+    struct bench_sizes *sizes = arg;
+    int32_t context_size = speed_context_tokens(test, sizes->max_step_tokens);
+    int64_t kv_tokens = speed_kv_tokens(test, sizes->max_step_tokens);
+
+    (void)bench;
+    if (kv_tokens <= sizes->most_kv_tokens) {
+        sizes->context_size =
+            context_size > sizes->context_size ? context_size : sizes->context_size;
+        sizes->kv_tokens = kv_tokens > sizes->kv_tokens ? kv_tokens : sizes->kv_tokens;
+    }
+    return EXIT_CODE_OK;
+}
+
+/* Ids that all contexts begin with, of each sequence others. */
+static int make_prefixes(struct model_bench *bench)
+{
+    int64_t count = (int64_t)number_list_max(&bench->batches) * number_list_max(&bench->depths);
     uint64_t random_state = 0;
 
-    bench->max_depth = number_list_max(&bench->depths);
-    bench->context_size = bench->max_depth + (prompt > generated ? prompt : generated) + 1;
-    bench->prefix_ids = calloc((size_t)bench->max_depth + 1, sizeof(*bench->prefix_ids));
+    bench->prefix_ids = calloc((size_t)count + 1, sizeof(*bench->prefix_ids));
     if (bench->prefix_ids == NULL) {
         output_error("out of memory");
         return EXIT_CODE_FAILURE;
     }
-    speed_random_ids(&random_state, bench->vocab_size, bench->prefix_ids, bench->max_depth);
+    speed_random_ids(&random_state, bench->vocab_size, bench->prefix_ids, count);
     return EXIT_CODE_OK;
 }
 
@@ -255,33 +338,172 @@ static int check_depths(const struct model_bench *bench, const struct imbrex_mem
     return EXIT_CODE_OK;
 }
 
-static int create_engine(const struct model_bench *bench, int32_t num_threads,
-                         struct imbrex_memory_plan *plan, struct imbrex_engine **engine)
-{
-    const struct model_settings *settings = bench->settings;
-    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
-    struct imbrex_engine_options options =
-        engine_settings_to_options(&settings->engine, bench->context_size);
+/* ---- engines --------------------------------------------------------------------------------- */
 
-    options.num_threads = num_threads;
-    options.max_running = 1;
-    options.max_step_tokens = (int32_t)settings->max_step_tokens.value;
-    if (bench->max_depth > 0) {
-        /* Room for the prefix and two tests behind it: the older one is given up first. */
-        options.kv_policy = "lru";
-        options.kv_cache_tokens = 2 * bench->context_size - bench->max_depth;
-    }
-    if (options.kv_cache_tokens < options.max_step_tokens) {
-        options.kv_cache_tokens = options.context_size > options.max_step_tokens
-                                      ? options.context_size
-                                      : options.max_step_tokens;
-    }
-    if (imbrex_engine_create(bench->model, &options, engine, &err) != IMBREX_STATUS_OK) {
+static int plan_engine(const struct model_bench *bench, const struct imbrex_engine_options *options,
+                       struct imbrex_memory_plan *plan)
+{
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+
+    if (imbrex_engine_plan(bench->model, options, plan, &err) != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
-    imbrex_engine_memory_plan(*engine, plan);
-    int exit_code = engine_settings_check(&settings->engine, plan);
-    return exit_code == EXIT_CODE_OK ? check_depths(bench, plan) : exit_code;
+    return EXIT_CODE_OK;
+}
+
+/* One engine as it is, and one without each thing that was named. */
+static void list_engines(struct model_bench *bench, uint32_t ablations)
+{
+    bench->num_engines = 0;
+    bench->engines[bench->num_engines++] = (struct speed_engine){.name = NULL};
+    for (const struct option_choice *choice = engine_ablations; choice->name != NULL; choice++) {
+        if ((ablations & (uint32_t)choice->value) != 0) {
+            bench->engines[bench->num_engines++] =
+                (struct speed_engine){.name = choice->name, .ablations = (uint32_t)choice->value};
+        }
+    }
+    if (bench->settings->shares) {
+        bench->engines[bench->num_engines++] =
+            (struct speed_engine){.name = "MLP", .ablations = IMBREX_OMIT_MLP, .is_omission = true};
+        bench->engines[bench->num_engines++] = (struct speed_engine){
+            .name = "attention", .ablations = IMBREX_OMIT_ATTENTION, .is_omission = true};
+    }
+}
+
+#if IMBREX_CUDA
+/* Tokens that the KV cache of each engine can have. */
+static int64_t most_gpu_tokens(const struct model_bench *bench,
+                               const struct imbrex_memory_plan *plan)
+{
+    size_t free_bytes = gpu_meter_free_bytes(bench->meter);
+    size_t fixed_bytes = plan->device_weight_bytes + plan->activation_bytes + plan->batch_bytes;
+    size_t token_bytes =
+        plan->kv_bytes / ((size_t)plan->kv_num_blocks * (size_t)plan->kv_block_size);
+
+    free_bytes = free_bytes > GPU_RESERVE_BYTES ? free_bytes - GPU_RESERVE_BYTES : 0;
+    free_bytes /= (size_t)bench->num_engines;
+    return free_bytes > fixed_bytes
+               ? (int64_t)((free_bytes - fixed_bytes) / (token_bytes > 0 ? token_bytes : 1))
+               : 0;
+}
+#endif
+
+static int open_meter(struct model_bench *bench, const struct imbrex_memory_plan *plan)
+{
+#if IMBREX_CUDA
+    int exit_code = EXIT_CODE_OK;
+    if (bench->meter == NULL) {
+        exit_code = gpu_meter_open(plan->device_idx, &bench->meter);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        gpu_meter_describe(bench->meter, &bench->gpu);
+    }
+    return exit_code;
+#else
+    (void)bench, (void)plan;
+    return EXIT_CODE_OK;
+#endif
+}
+
+/* The sizes of the engines, which all have the same. */
+static int choose_sizes(struct model_bench *bench, struct imbrex_engine_options *options)
+{
+    const struct model_settings *settings = bench->settings;
+    struct bench_sizes sizes = {.most_kv_tokens = IMBREX_MAX_KV_CACHE_TOKENS};
+    struct imbrex_memory_plan plan;
+
+    options->max_running = number_list_max(&bench->batches);
+    options->max_step_tokens = (int32_t)settings->max_step_tokens.value;
+    options->kv_cache_tokens = options->context_size = IMBREX_MAX_STEP_TOKENS;
+    int exit_code = plan_engine(bench, options, &plan);
+    if (exit_code == EXIT_CODE_OK && !engine_settings_has_gpu(&plan) &&
+        !settings->max_step_tokens.given) {
+        options->max_step_tokens = DEFAULT_STEP_TOKENS;
+        exit_code = plan_engine(bench, options, &plan);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_check(&settings->engine, &plan);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = check_depths(bench, &plan);
+    }
+    if (exit_code == EXIT_CODE_OK && plan.max_running < options->max_running) {
+        output_error("bench model: --batch: expected at most %" PRId32
+                     " sequences in steps of %" PRId32 " tokens, found %" PRId32,
+                     plan.max_running, plan.max_step_tokens, options->max_running);
+        exit_code = EXIT_CODE_INPUT;
+    }
+    if (exit_code == EXIT_CODE_OK && engine_settings_has_gpu(&plan)) {
+        exit_code = open_meter(bench, &plan);
+    }
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    sizes.max_step_tokens = plan.max_step_tokens;
+    if (!engine_settings_has_gpu(&plan)) {
+        /* Decided: auto need not look for a GPU again. */
+        options->device = "cpu";
+    }
+#if IMBREX_CUDA
+    if (bench->meter != NULL) {
+        int64_t most = most_gpu_tokens(bench, &plan);
+        sizes.most_kv_tokens = most < sizes.most_kv_tokens ? most : sizes.most_kv_tokens;
+    }
+#endif
+    (void)for_each_test(bench, measure_test, &sizes);
+    options->context_size = sizes.context_size > 2 ? sizes.context_size : 2;
+    int64_t kv_tokens =
+        options->context_size > plan.max_step_tokens ? options->context_size : plan.max_step_tokens;
+    bench->kv_tokens = kv_tokens > sizes.kv_tokens ? kv_tokens : sizes.kv_tokens;
+    options->kv_cache_tokens = (int32_t)bench->kv_tokens;
+    options->kv_policy = number_list_max(&bench->depths) > 0 ? "lru" : "none";
+    return EXIT_CODE_OK;
+}
+
+static int check_shares(const struct model_bench *bench)
+{
+    if (bench->settings->shares && bench->meter == NULL) {
+        output_error("bench model: --shares: expected a model that runs on a GPU with it, found "
+                     "one on the CPU");
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
+}
+
+static int create_engines(struct model_bench *bench, int32_t num_threads)
+{
+    const struct engine_settings *settings = &bench->settings->engine;
+    struct imbrex_engine_options options;
+    struct imbrex_memory_plan plan;
+    int exit_code = engine_settings_to_options(settings, 0, &options);
+
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    list_engines(bench, options.ablations);
+    options.ablations = 0;
+    options.num_threads = num_threads;
+    exit_code = choose_sizes(bench, &options);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = check_shares(bench);
+    }
+    for (int32_t i = 0; i < bench->num_engines && exit_code == EXIT_CODE_OK; i++) {
+        options.ablations = bench->engines[i].ablations;
+        exit_code = engine_settings_create(settings, bench->model, &options, true,
+                                           &bench->engines[i].engine, &plan);
+        if (exit_code == EXIT_CODE_OK && i == 0) {
+            bench->plan = plan;
+        }
+    }
+    return exit_code;
+}
+
+static void destroy_engines(struct model_bench *bench)
+{
+    for (int32_t i = 0; i < bench->num_engines; i++) {
+        imbrex_engine_destroy(bench->engines[i].engine);
+    }
+    bench->num_engines = 0;
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
@@ -295,79 +517,86 @@ static enum roof_kind prompt_roof(const struct imbrex_model *model, const char *
     return strcmp(kernels, "avx512-bf16") == 0 ? ROOF_KIND_BF16 : ROOF_KIND_FP32;
 }
 
-static int add_row(struct model_bench *bench, const struct speed_result *result,
-                   int32_t max_step_tokens)
+static int add_row(struct model_bench *bench, const struct speed_settings *settings,
+                   const struct speed_result *result)
 {
-    if (json_array_append_new(bench->rows,
-                              speed_report_row(&bench->described, result, max_step_tokens)) != 0) {
+    if (json_array_append_new(bench->rows, speed_report_row(&bench->described, settings, result)) !=
+        0) {
         output_error("out of memory");
         return EXIT_CODE_FAILURE;
     }
     if (bench->settings->format.value == BENCH_FORMAT_TABLE) {
-        speed_report_print_row(&bench->described, result);
+        speed_report_print_row(&bench->described, settings, result);
     }
     return EXIT_CODE_OK;
 }
 
-static int run_test(struct model_bench *bench, struct imbrex_engine *engine,
-                    const struct imbrex_memory_plan *plan, const struct speed_test *test)
+/* *arg: the struct speed_settings of all tests. */
+static int run_test(struct model_bench *bench, const struct speed_test *test, void *arg)
 {
-    struct speed_settings settings = {
-        .model = bench->model,
-        .engine = engine,
-        .roofs = bench->roofs,
-        .num_samples = (int32_t)bench->settings->num_samples.value,
-        .vocab_size = bench->vocab_size,
-        .prompt_roof = prompt_roof(bench->model, plan->kernels),
-        .has_warmup = !bench->settings->no_warmup,
-        .prefix_ids = bench->prefix_ids,
-    };
+    const struct speed_settings *settings = arg;
     struct speed_result result;
+    int64_t kv_tokens = speed_kv_tokens(test, bench->plan.max_step_tokens);
 
-    if (test->num_tokens == 0 || signals_interrupt() != 0) {
+    if (signals_interrupt() != 0) {
         return EXIT_CODE_OK;
     }
-    int exit_code = speed_run(&settings, test, &result);
+    if (kv_tokens > bench->kv_tokens) {
+        char name[SPEED_TEST_NAME_BYTES];
+        output_warning("bench model: %s: left out: expected room for a KV cache of %" PRId64
+                       " tokens, found %" PRId64,
+                       speed_test_name(test, name), kv_tokens, bench->kv_tokens);
+        return EXIT_CODE_OK;
+    }
+    int exit_code = speed_run(settings, test, &result);
     if (exit_code == EXIT_CODE_OK && result.num_samples > 0) {
-        exit_code = add_row(bench, &result, plan->max_step_tokens);
+        exit_code = add_row(bench, settings, &result);
     }
     speed_result_release(&result);
     return exit_code;
 }
 
-/* Prompts, then generated tokens, at each depth. */
-static int run_tests(struct model_bench *bench, struct imbrex_engine *engine,
-                     const struct imbrex_memory_plan *plan)
+static int run_tests(struct model_bench *bench)
 {
-    int exit_code = EXIT_CODE_OK;
+    const struct model_settings *settings = bench->settings;
+    struct speed_settings speed = {
+        .model = bench->model,
+        .plan = &bench->plan,
+        .num_engines = bench->num_engines,
+        .roofs = bench->roofs,
+        .meter = bench->meter,
+        .has_gpu_roofs = !settings->no_roofs,
+        .energy_ms = settings->energy_ms.value,
+        .num_samples = (int32_t)settings->num_samples.value,
+        .vocab_size = bench->vocab_size,
+        .prompt_roof =
+            bench->meter != NULL ? ROOF_KIND_BF16 : prompt_roof(bench->model, bench->plan.kernels),
+        .has_warmup = !settings->no_warmup,
+        .prefix_ids = bench->prefix_ids,
+        .prefix_stride = number_list_max(&bench->depths),
+    };
 
-    for (int32_t d = 0; d < bench->depths.count; d++) {
-        for (int32_t kind = 0; kind < 2; kind++) {
-            const struct number_list *list = kind == 0 ? &bench->prompts : &bench->generated;
-            for (int32_t i = 0; i < list->count && exit_code == EXIT_CODE_OK; i++) {
-                struct speed_test test = {list->values[i], bench->depths.values[d], kind == 0};
-                exit_code = run_test(bench, engine, plan, &test);
-            }
-        }
+    memcpy(speed.engines, bench->engines, sizeof(speed.engines));
+    if (settings->format.value == BENCH_FORMAT_TABLE && !bench->has_head) {
+        speed_report_print_head(bench->meter != NULL ? &bench->gpu : NULL);
+        bench->has_head = true;
     }
-    return exit_code;
+    return for_each_test(bench, run_test, &speed);
 }
 
 static int run_threads(struct model_bench *bench, int32_t num_threads)
 {
-    struct imbrex_engine *engine = NULL;
-    struct imbrex_memory_plan plan;
-    int exit_code = create_engine(bench, num_threads, &plan, &engine);
+    int exit_code = create_engines(bench, num_threads);
 
-    if (exit_code == EXIT_CODE_OK && !bench->settings->no_roofs) {
-        exit_code = roofs_create(plan.num_threads, &bench->roofs);
+    if (exit_code == EXIT_CODE_OK && !bench->settings->no_roofs && bench->meter == NULL) {
+        exit_code = roofs_create(bench->plan.num_threads, &bench->roofs);
     }
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = run_tests(bench, engine, &plan);
+        exit_code = run_tests(bench);
     }
     roofs_destroy(bench->roofs);
     bench->roofs = NULL;
-    imbrex_engine_destroy(engine);
+    destroy_engines(bench);
     return exit_code;
 }
 
@@ -376,7 +605,7 @@ static int run_model(struct model_bench *bench, const char *path)
     int exit_code = open_model(bench, path);
 
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = choose_context(bench);
+        exit_code = make_prefixes(bench);
     }
     for (int32_t i = 0; i < bench->threads.count && exit_code == EXIT_CODE_OK; i++) {
         exit_code = run_threads(bench, bench->threads.values[i]);
@@ -402,7 +631,8 @@ static int run_models(struct model_bench *bench, const char *operand)
 static int write_report(const struct model_bench *bench)
 {
     bool is_table = bench->settings->format.value == BENCH_FORMAT_TABLE;
-    json_t *root = speed_report_root(bench->rows, signals_interrupt() != 0);
+    const struct gpu_description *gpu = bench->meter != NULL ? &bench->gpu : NULL;
+    json_t *root = speed_report_root(bench->rows, gpu, signals_interrupt() != 0);
     char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
     int exit_code = EXIT_CODE_OK;
 
@@ -410,7 +640,7 @@ static int write_report(const struct model_bench *bench)
         output_error("out of memory");
         exit_code = EXIT_CODE_FAILURE;
     } else if (is_table) {
-        speed_report_print_roofs(bench->rows);
+        speed_report_print_roofs(bench->rows, gpu != NULL);
     } else {
         output_printf("%s\n", text);
     }
@@ -434,9 +664,6 @@ static int bench_models(struct model_bench *bench, const char *operand)
     }
     signals_note_interrupts(true);
     signals_watch_interrupts();
-    if (bench->settings->format.value == BENCH_FORMAT_TABLE) {
-        speed_report_print_head();
-    }
     exit_code = run_models(bench, operand);
     if (exit_code == EXIT_CODE_OK) {
         exit_code = write_report(bench);
@@ -457,6 +684,9 @@ static int run(const void *settings, const char *model)
         exit_code = bench_models(&bench, model);
     }
     json_decref(bench.rows);
+#if IMBREX_CUDA
+    gpu_meter_close(bench.meter);
+#endif
     if (bench.json_file != NULL) {
         fclose(bench.json_file);
     }
@@ -466,18 +696,22 @@ static int run(const void *settings, const char *model)
 const struct command bench_model = {
     .name = "bench model",
     .synopsis = "[MODEL] [options]",
-    .summary = "one sequence: tokens/s of prompts and of generating, as llama-bench has them",
+    .summary = "tokens/s of prompts and of generating, as llama-bench has them",
     .description =
-        "Reads random prompts (pp512) and generates tokens (tg128), one sequence at a time and "
-        "optionally behind a context, and prints the mean and the deviation of the tokens per "
-        "second. Beside them stands what share of the machine that is, as the median over pairs: "
-        "before each sample the rate of the machine is measured, for prompts that of arithmetic "
-        "(fp32 multiply-adds; 8-bit dot products for quantised weights), for generating that of "
-        "reading memory. MODEL is a Hugging Face folder, a GGUF file or random:SHAPE, such as "
-        "random:qwen2.5-0.5b; without it the built-in model is used.",
+        "Reads random prompts (pp512) and generates tokens (tg128; tg128 x8: eight sequences "
+        "together), optionally behind a context, and prints the mean and the deviation of the "
+        "tokens per second. Beside them stands what share of the machine that is, as the median "
+        "over pairs: before each sample the rate of the machine is measured, for prompts that of "
+        "arithmetic (fp32 multiply-adds; 8-bit dot products for quantised weights; of a GPU its "
+        "data sheet says it), for generating that of reading memory. On a GPU also the median "
+        "time of a step, the bytes that it reads, and the energy of a token. MODEL is a Hugging "
+        "Face folder, a GGUF file or random:SHAPE, such as random:qwen2.5-0.5b; without it the "
+        "built-in model is used.",
     .examples = "  imbrex bench model random:qwen2.5-0.5b\n"
                 "  imbrex bench model -m a.gguf -m b.gguf -p 512 -n 128 -d 0,4096 -t 1,2 -r 5\n"
-                "  imbrex bench model qwen.gguf -p 0 -n 32 -o json\n",
+                "  imbrex bench model qwen.gguf -p 0 -n 32 -o json\n"
+                "  imbrex bench model random:qwen2.5-7b --device cuda -p 2048 -b 1,8,32 "
+                "--ablate mlp\n",
     .options = {model_options, sizeof(model_options) / sizeof(model_options[0])},
     .defaults = &model_defaults,
     .settings_bytes = sizeof(model_defaults),

@@ -35,6 +35,8 @@ static const struct option_spec inspect_options[] = {
                                                     "is less"),
     ENGINE_OPTION_KV_POLICY(struct inspect_settings, ENGINE_KV_POLICY_DEFAULT),
     ENGINE_OPTION_KV_BLOCKS(struct inspect_settings),
+    ENGINE_OPTION_DEVICE(struct inspect_settings),
+    ENGINE_OPTION_COMPUTE(struct inspect_settings),
     ENGINE_OPTION_THREADS(struct inspect_settings),
     ENGINE_OPTION_CPU(struct inspect_settings),
 };
@@ -257,29 +259,48 @@ static void print_model(const struct inspection *inspection)
     print_sampling(&inspection->sampling);
 }
 
+static void print_plan_head(const struct imbrex_memory_plan *plan)
+{
+    output_printf("\nmemory plan for %" PRId32 " tokens of context, ", plan->context_size);
+    if (engine_settings_has_gpu(plan)) {
+        output_printf("%s:%" PRId32 ", %s, ", plan->device, plan->device_idx, plan->compute);
+    } else {
+        output_printf("%" PRId32 " thread%s, ", plan->num_threads,
+                      plan->num_threads == 1 ? "" : "s");
+    }
+    output_printf("%s kernels,\nat most %" PRId32 " sequence%s at once, %" PRId32
+                  " waiting request%s\n",
+                  plan->kernels, plan->max_running, plan->max_running == 1 ? "" : "s",
+                  plan->max_waiting, plan->max_waiting == 1 ? "" : "s");
+}
+
 static void print_plan(const struct inspection *inspection)
 {
     const struct imbrex_memory_plan *plan = &inspection->plan;
+    bool has_gpu = engine_settings_has_gpu(plan);
+    /* Half of the batches' bytes lie on either side. */
+    size_t staging_bytes = plan->batch_bytes / 2;
     char note[96];
 
-    output_printf("\nmemory plan for %" PRId32 " tokens of context, %" PRId32 " thread%s, %s "
-                  "kernels,\nat most %" PRId32 " sequence%s at once, %" PRId32
-                  " waiting request%s\n",
-                  plan->context_size, plan->num_threads, plan->num_threads == 1 ? "" : "s",
-                  plan->kernels, plan->max_running, plan->max_running == 1 ? "" : "s",
-                  plan->max_waiting, plan->max_waiting == 1 ? "" : "s");
+    print_plan_head(plan);
     print_size("  weights", plan->weight_bytes, ", mapped");
     print_size("  converted", plan->converted_bytes, ", norms and biases");
+    if (has_gpu) {
+        print_size("  staging", staging_bytes, ", pinned, inputs and results of a step");
+        output_printf("on the GPU\n");
+        print_size("  weights", plan->device_weight_bytes, "");
+    }
     snprintf(note, sizeof(note), ", %" PRId32 " blocks of %" PRId32 " tokens, policy %s",
              plan->kv_num_blocks, plan->kv_block_size, inspection->kv_policy);
     print_size("  KV", plan->kv_bytes, note);
     snprintf(note, sizeof(note), ", steps of %" PRId32 " tokens", plan->max_step_tokens);
     print_size("  activations", plan->activation_bytes, note);
-    print_size("  batches", plan->batch_bytes, ", inputs and results of a step");
-    print_size("  together",
-               plan->weight_bytes + plan->converted_bytes + plan->kv_bytes +
-                   plan->activation_bytes + plan->batch_bytes,
-               "");
+    print_size("  batches", has_gpu ? staging_bytes : plan->batch_bytes,
+               ", inputs and results of a step");
+    size_t together = plan->kv_bytes + plan->activation_bytes;
+    together += has_gpu ? plan->device_weight_bytes + staging_bytes
+                        : plan->weight_bytes + plan->converted_bytes + plan->batch_bytes;
+    print_size("  together", together, "");
 }
 
 static void print_tensors(const struct inspection *inspection)
@@ -380,16 +401,18 @@ static json_t *json_plan(const struct inspection *inspection)
 {
     const struct imbrex_memory_plan *plan = &inspection->plan;
 
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:i, s:i, s:s, s:o, s:o}",
-                     "context_size", (int)plan->context_size, "max_step_tokens",
-                     (int)plan->max_step_tokens, "max_running", (int)plan->max_running,
-                     "max_waiting", (int)plan->max_waiting, "num_threads", (int)plan->num_threads,
-                     "kernels", plan->kernels, "weight_bytes", json_size(plan->weight_bytes),
-                     "converted_bytes", json_size(plan->converted_bytes), "kv_bytes",
-                     json_size(plan->kv_bytes), "kv_block_size", (int)plan->kv_block_size,
-                     "kv_num_blocks", (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy,
-                     "activation_bytes", json_size(plan->activation_bytes), "batch_bytes",
-                     json_size(plan->batch_bytes));
+    return json_pack(
+        "{s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:i, s:i, "
+        "s:s, s:o, s:o}",
+        "device", plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
+        "context_size", (int)plan->context_size, "max_step_tokens", (int)plan->max_step_tokens,
+        "max_running", (int)plan->max_running, "max_waiting", (int)plan->max_waiting, "num_threads",
+        (int)plan->num_threads, "kernels", plan->kernels, "weight_bytes",
+        json_size(plan->weight_bytes), "converted_bytes", json_size(plan->converted_bytes),
+        "device_weight_bytes", json_size(plan->device_weight_bytes), "kv_bytes",
+        json_size(plan->kv_bytes), "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks",
+        (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy, "activation_bytes",
+        json_size(plan->activation_bytes), "batch_bytes", json_size(plan->batch_bytes));
 }
 
 static json_t *json_tensor(const struct imbrex_tensor_info *tensor)
@@ -509,10 +532,13 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
         .tokenizer = imbrex_model_tokenizer(model),
     };
     struct imbrex_tensor_info *tensors = NULL;
-    struct imbrex_engine_options options = engine_settings_to_options(&settings->engine, 0);
+    struct imbrex_engine_options options;
 
     imbrex_model_describe(model, &inspection.description);
-    int exit_code = engine_settings_choose_kv(&settings->engine, model, &options);
+    int exit_code = engine_settings_to_options(&settings->engine, 0, &options);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_choose_kv(&settings->engine, model, &options);
+    }
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }

@@ -55,6 +55,8 @@ static const struct option_spec perplexity_options[] = {
      .group = "Output",
      .help = "print a JSON object: nll (mean, natural logarithm), perplexity, tokens",
      .offset = offsetof(struct perplexity_settings, json)},
+    ENGINE_OPTIONS_GPU(struct perplexity_settings),
+    ENGINE_OPTION_INVARIANT(struct perplexity_settings),
     ENGINE_OPTION_THREADS(struct perplexity_settings),
     ENGINE_OPTION_CPU(struct perplexity_settings),
 };
@@ -122,16 +124,15 @@ static int tokenize_file(const struct perplexity_state *state, const char *path,
 
 static int create_engine(struct perplexity_state *state)
 {
-    struct imbrex_error err = {0};
+    const struct engine_settings *settings = &state->settings->engine;
     struct imbrex_memory_plan plan;
-    struct imbrex_engine_options options =
-        engine_settings_to_options(&state->settings->engine, (int32_t)state->window);
+    struct imbrex_engine_options options;
+    int exit_code = engine_settings_to_options(settings, (int32_t)state->window, &options);
 
-    if (imbrex_engine_create(state->model, &options, &state->engine, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
     }
-    imbrex_engine_memory_plan(state->engine, &plan);
-    return engine_settings_check(&state->settings->engine, &plan);
+    return engine_settings_create(settings, state->model, &options, true, &state->engine, &plan);
 }
 
 static void print_result(const struct perplexity_state *state)

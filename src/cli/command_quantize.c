@@ -14,11 +14,10 @@
 #include "cli/engine_settings.h"
 #include "cli/input.h"
 #include "cli/output.h"
+#include "cli/progress_bar.h"
 #include "cli/score.h"
 #include "cli/signals.h"
 #include "imbrex.h"
-
-#define BAR_COLUMNS 30
 
 struct quantize_settings {
     struct engine_settings engine;
@@ -27,7 +26,7 @@ struct quantize_settings {
 };
 
 static const struct quantize_settings quantize_defaults = {
-    .engine = ENGINE_SETTINGS_DEFAULT,
+    .engine = {.cpu = {.value = IMBREX_CPU_ALL}},
     .type = "q8_0",
 };
 static const size_t out_operand = offsetof(struct quantize_settings, out);
@@ -78,7 +77,7 @@ struct quantize_state {
 static void clear_bar(const struct quantize_state *state)
 {
     if (state->has_bar) {
-        fprintf(stderr, "\r\033[K");
+        progress_bar_clear();
     }
 }
 
@@ -91,10 +90,8 @@ static void draw_bar(const struct quantize_state *state,
     double done = progress->bytes_total > 0
                       ? (double)progress->bytes_done / (double)progress->bytes_total
                       : 1.0;
-    int num_marks = (int)(done * BAR_COLUMNS);
-    fprintf(stderr, "\r[%.*s%*s] %3d %%, %" PRId32 " of %" PRId32 " tensors", num_marks,
-            "##############################", BAR_COLUMNS - num_marks, "", (int)(100 * done),
-            progress->num_finished, progress->num_tensors);
+    progress_bar_draw(done, "%" PRId32 " of %" PRId32 " tensors", progress->num_finished,
+                      progress->num_tensors);
 }
 
 static void print_tensor(const struct imbrex_quantized_tensor *tensor)
@@ -148,7 +145,6 @@ static bool show_progress(void *user, const struct imbrex_quantize_progress *pro
 
 static int score_model(const struct quantize_state *state, struct imbrex_model *model, double *nll)
 {
-    struct imbrex_error err = {0};
     struct imbrex_engine *engine = NULL;
     struct imbrex_memory_plan plan;
     struct imbrex_model_info description;
@@ -158,13 +154,12 @@ static int score_model(const struct quantize_state *state, struct imbrex_model *
     int32_t window = description.max_position_embeddings < SCORE_DEFAULT_WINDOW
                          ? description.max_position_embeddings
                          : SCORE_DEFAULT_WINDOW;
-    struct imbrex_engine_options options =
-        engine_settings_to_options(&state->settings->engine, window);
-    if (imbrex_engine_create(model, &options, &engine, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    struct imbrex_engine_options options;
+    int exit_code = engine_settings_to_options(&state->settings->engine, window, &options);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_create(&state->settings->engine, model, &options, false,
+                                           &engine, &plan);
     }
-    imbrex_engine_memory_plan(engine, &plan);
-    int exit_code = engine_settings_check(&state->settings->engine, &plan);
     if (exit_code == EXIT_CODE_OK) {
         exit_code =
             score_windows(engine, state->token_ids, state->num_token_ids, (size_t)window, &score);

@@ -24,7 +24,7 @@ struct run_settings {
 
 /* One text finds nothing of others: no keys are computed for it. */
 static const struct run_settings run_defaults = {
-    .engine = {.cpu = {.value = IMBREX_CPU_ALL}, .kv_policy = "none"}};
+    .engine = {.cpu = {.value = IMBREX_CPU_ALL}, .device = "auto", .kv_policy = "none"}};
 
 static const struct option_spec run_options[] = {
     {.long_name = "prompt",
@@ -70,13 +70,15 @@ static const struct option_spec run_options[] = {
     GENERATION_OPTIONS_SAMPLING(struct run_settings),
     ENGINE_OPTION_CTX_SIZE(struct run_settings, "prompt and -n, or 4096 without -n; at least 4096; "
                                                 "at most what the model was made for"),
+    ENGINE_OPTIONS_GPU(struct run_settings),
+    ENGINE_OPTION_INVARIANT(struct run_settings),
     ENGINE_OPTION_THREADS(struct run_settings),
     ENGINE_OPTION_CPU(struct run_settings),
     {.long_name = "quiet",
      .short_name = 'q',
      .type = OPTION_TYPE_FLAG,
      .group = "Messages",
-     .help = "print neither sampling nor statistics to standard error",
+     .help = "print neither sampling nor statistics nor a bar to standard error",
      .offset = offsetof(struct run_settings, quiet)},
 };
 
@@ -286,6 +288,7 @@ static int run_steps(struct run_state *state, const char *model)
 static int run(const void *settings, const char *model)
 {
     struct run_state state = {.settings = settings};
+    state.session.is_quiet = state.settings->quiet;
     int exit_code = run_steps(&state, model);
 
     signals_set_request(NULL);

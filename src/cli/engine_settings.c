@@ -5,9 +5,13 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/nvtx.h"
 #include "cli/output.h"
+#include "cli/progress_bar.h"
+#include "cli/signals.h"
 #include "imbrex_kv.h"
 
 #define VNNI_FEATURES (IMBREX_CPU_AVX2 | IMBREX_CPU_AVX512 | IMBREX_CPU_AVX512_VNNI)
@@ -28,18 +32,100 @@ const struct option_choice engine_cpu_choices[] = {
     {NULL, 0},
 };
 
-struct imbrex_engine_options engine_settings_to_options(const struct engine_settings *settings,
-                                                        int32_t context_size)
-{
-    struct imbrex_engine_options options = imbrex_engine_options_default();
+const struct option_choice engine_compute_choices[] = {
+    {"auto", IMBREX_COMPUTE_AUTO},
+    {"f32", IMBREX_COMPUTE_F32},
+    {"bf16", IMBREX_COMPUTE_BF16},
+    {NULL, 0},
+};
 
-    options.num_threads = (int32_t)settings->threads.value;
-    options.cpu_features = (uint32_t)settings->cpu.value;
-    options.context_size =
-        settings->ctx_size.given ? (int32_t)settings->ctx_size.value : context_size;
-    options.kv_policy = "none";
-    return options;
+const struct option_choice engine_ablations[] = {
+    {"mlp", IMBREX_ABLATE_MLP},
+    {"attention", IMBREX_ABLATE_ATTENTION},
+    {"pdl", IMBREX_ABLATE_PDL},
+    {"graph", IMBREX_ABLATE_GRAPH},
+    {NULL, 0},
+};
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static bool is_cuda(const char *device)
+{
+    static const char prefix[] = "cuda:";
+    size_t length = strspn(device, "0123456789");
+
+    if (strncmp(device, prefix, strlen(prefix)) == 0) {
+        device += strlen(prefix);
+        length = strspn(device, "0123456789");
+        return length > 0 && length <= 4 && device[length] == '\0';
+    }
+    return strcmp(device, "cuda") == 0;
 }
+
+/* The name that the library gets. */
+static int choose_device(const struct engine_settings *settings, const char **device)
+{
+    const char *name = settings->device != NULL ? settings->device : "cpu";
+
+    if (strcmp(name, "auto") != 0 && strcmp(name, "cpu") != 0 && !is_cuda(name)) {
+        output_error("--device: expected auto, cpu, cuda or cuda:N, found \"%s\"", name);
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->cpu.given && is_cuda(name)) {
+        output_error("--cpu: expected --device cpu with it, found %s", name);
+        return EXIT_CODE_INPUT;
+    }
+    *device = settings->cpu.given ? "cpu" : name;
+    return EXIT_CODE_OK;
+}
+
+/* Of a list between commas. */
+static int parse_ablations(const char *list, uint32_t *ablations)
+{
+    *ablations = 0;
+    for (const char *word = list; word != NULL;) {
+        size_t length = strcspn(word, ",");
+        const struct option_choice *choice = engine_ablations;
+        while (choice->name != NULL &&
+               (strlen(choice->name) != length || strncmp(choice->name, word, length) != 0)) {
+            choice++;
+        }
+        if (choice->name == NULL) {
+            output_error("--ablate: expected mlp, attention, pdl, graph or some of them between "
+                         "commas, found \"%.*s\"",
+                         (int)length, word);
+            return EXIT_CODE_INPUT;
+        }
+        *ablations |= (uint32_t)choice->value;
+        word = word[length] == ',' ? word + length + 1 : NULL;
+    }
+    return EXIT_CODE_OK;
+}
+
+int engine_settings_to_options(const struct engine_settings *settings, int32_t context_size,
+                               struct imbrex_engine_options *options)
+{
+    struct imbrex_engine_options made = imbrex_engine_options_default();
+
+    made.num_threads = (int32_t)settings->threads.value;
+    made.cpu_features = (uint32_t)settings->cpu.value;
+    made.context_size = settings->ctx_size.given ? (int32_t)settings->ctx_size.value : context_size;
+    made.kv_policy = "none";
+    made.compute = (enum imbrex_compute)settings->compute.value;
+    if (settings->batch_invariant) {
+        made.batch_invariant = IMBREX_INVARIANCE_ON;
+    }
+    int exit_code = choose_device(settings, &made.device);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = parse_ablations(settings->ablate, &made.ablations);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        *options = made;
+    }
+    return exit_code;
+}
+
+/* ---- the KV cache ---------------------------------------------------------------------------- */
 
 const char *engine_settings_policy(const struct engine_settings *settings)
 {
@@ -131,8 +217,15 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
     return exit_code;
 }
 
-int engine_settings_check(const struct engine_settings *settings,
-                          const struct imbrex_memory_plan *plan)
+/* ---- engines --------------------------------------------------------------------------------- */
+
+bool engine_settings_has_gpu(const struct imbrex_memory_plan *plan)
+{
+    return plan->device != NULL && strcmp(plan->device, "cpu") != 0;
+}
+
+static int check_kernels(const struct engine_settings *settings,
+                         const struct imbrex_memory_plan *plan)
 {
     for (const struct option_choice *choice = engine_cpu_choices; choice->name != NULL; choice++) {
         bool is_had = choice->value == ANY_BF16 ? strstr(plan->kernels, choice->name) != NULL
@@ -145,4 +238,71 @@ int engine_settings_check(const struct engine_settings *settings,
         }
     }
     return EXIT_CODE_OK;
+}
+
+int engine_settings_check(const struct engine_settings *settings,
+                          const struct imbrex_memory_plan *plan)
+{
+    if (engine_settings_has_gpu(plan)) {
+        return EXIT_CODE_OK;
+    }
+    if (settings->ablate != NULL) {
+        output_error("--ablate: expected a model that runs on a GPU with it, found one on the CPU");
+        return EXIT_CODE_INPUT;
+    }
+    return check_kernels(settings, plan);
+}
+
+/* An imbrex_load_fn; user: whether there is a bar. */
+static bool draw_load(void *user, size_t bytes_done, size_t bytes_total)
+{
+    bool *has_bar = user;
+
+    *has_bar = true;
+    progress_bar_draw(bytes_total > 0 ? (double)bytes_done / (double)bytes_total : 1.0,
+                      "weights to the GPU");
+    return signals_interrupt() == 0;
+}
+
+/* What a GPU is missed for names the option that asked for it. */
+static int report_failure(const struct imbrex_engine_options *options, struct imbrex_error *err)
+{
+    struct imbrex_error named = *err;
+    bool is_missing =
+        err->status == IMBREX_STATUS_UNSUPPORTED || err->status == IMBREX_STATUS_NOT_FOUND;
+
+    if (is_missing && is_cuda(options->device)) {
+        (void)snprintf(named.message, sizeof(named.message), "--device %s: %.*s", options->device,
+                       (int)sizeof(named.message) - 32, err->message);
+    }
+    return output_library_error(&named);
+}
+
+int engine_settings_create(const struct engine_settings *settings, struct imbrex_model *model,
+                           struct imbrex_engine_options *options, bool may_draw,
+                           struct imbrex_engine **engine, struct imbrex_memory_plan *plan)
+{
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+    bool has_bar = false;
+
+    if (may_draw && isatty(STDERR_FILENO) == 1) {
+        options->load_progress = draw_load;
+        options->load_user = &has_bar;
+    }
+    if (settings->nvtx) {
+        nvtx_open(options);
+    }
+    enum imbrex_status status = imbrex_engine_create(model, options, engine, &err);
+    options->load_progress = NULL;
+    if (has_bar) {
+        progress_bar_clear();
+    }
+    if (status == IMBREX_STATUS_CANCELLED) {
+        return EXIT_CODE_SIGNAL + signals_interrupt();
+    }
+    if (status != IMBREX_STATUS_OK) {
+        return report_failure(options, &err);
+    }
+    imbrex_engine_memory_plan(*engine, plan);
+    return engine_settings_check(settings, plan);
 }

@@ -12,19 +12,83 @@ struct engine_settings {
     struct option_integer ctx_size; /* 0: chosen by the command */
     const char *kv_policy;          /* NULL: ENGINE_KV_POLICY_DEFAULT */
     const char *kv_blocks;          /* a number of blocks or a size; NULL: chosen by the command */
+    const char *device;             /* as imbrex_engine_options; NULL: "cpu" */
+    struct option_integer compute;  /* enum imbrex_compute */
+    const char *ablate;             /* names between commas, or NULL */
+    bool batch_invariant;           /* also where that is slower */
+    bool nvtx;
 };
 
-#define ENGINE_SETTINGS_DEFAULT           \
-    {                                     \
-        .cpu = {.value = IMBREX_CPU_ALL } \
+#define ENGINE_SETTINGS_DEFAULT                            \
+    {                                                      \
+        .cpu = {.value = IMBREX_CPU_ALL}, .device = "auto" \
     }
 
 #define ENGINE_KV_POLICY_DEFAULT "lru"
 
 extern const struct option_choice engine_cpu_choices[];
+extern const struct option_choice engine_compute_choices[];
+/* What --ablate takes, with bits of enum imbrex_ablation. */
+extern const struct option_choice engine_ablations[];
 
 /* Lines of an option table, for a settings struct that has a struct engine_settings `engine`. */
 /* clang-format off */
+#define ENGINE_OPTION_DEVICE(settings)                                 \
+    {.long_name = "device",                                            \
+     .argument = "NAME",                                               \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = "where the model runs: cpu, cuda (the first GPU), cuda:N, " \
+             "or auto, a GPU if there is one that can, and --cpu is "  \
+             "not given",                                              \
+     .offset = offsetof(settings, engine.device)}
+
+#define ENGINE_OPTION_COMPUTE(settings)                                \
+    {.long_name = "compute",                                           \
+     .argument = "TYPE",                                               \
+     .type = OPTION_TYPE_CHOICE,                                       \
+     .group = "Engine",                                                \
+     .help = "what activations and KV cache are kept in: f32, bf16 (on " \
+             "a GPU only), or auto, f32 on a CPU and bf16 on a GPU",   \
+     .choices = engine_compute_choices,                                \
+     .offset = offsetof(settings, engine.compute)}
+
+#define ENGINE_OPTION_ABLATE(settings, text)                           \
+    {.long_name = "ablate",                                            \
+     .argument = "LIST",                                               \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = text,                                                     \
+     .default_text = "nothing",                                        \
+     .offset = offsetof(settings, engine.ablate)}
+
+#define ENGINE_ABLATE_TEXT                                             \
+    "on a GPU, do without: mlp (gate, up and the activation in one "   \
+    "kernel), attention (the fast kernels of it), pdl (kernels that "  \
+    "begin while the one ahead of them ends), graph (decode steps "    \
+    "that are launched as a whole)"
+
+#define ENGINE_OPTION_INVARIANT(settings)                              \
+    {.long_name = "batch-invariant",                                   \
+     .type = OPTION_TYPE_FLAG,                                         \
+     .group = "Engine",                                                \
+     .help = "on a GPU too, let a text depend neither on those beside it " \
+             "nor on how its prompt is cut: slower there; on a CPU it "  \
+             "never does",                                             \
+     .offset = offsetof(settings, engine.batch_invariant)}
+
+#define ENGINE_OPTION_NVTX(settings)                                   \
+    {.long_name = "nvtx",                                              \
+     .type = OPTION_TYPE_FLAG,                                         \
+     .group = "Engine",                                                \
+     .help = "mark the parts of a step for NVIDIA's profilers",        \
+     .offset = offsetof(settings, engine.nvtx)}
+
+#define ENGINE_OPTIONS_GPU(settings)                                   \
+    ENGINE_OPTION_DEVICE(settings), ENGINE_OPTION_COMPUTE(settings),   \
+    ENGINE_OPTION_ABLATE(settings, ENGINE_ABLATE_TEXT),                \
+    ENGINE_OPTION_NVTX(settings)
+
 #define ENGINE_OPTION_THREADS(settings)                                \
     {.long_name = "threads",                                           \
      .short_name = 't',                                                \
@@ -87,9 +151,10 @@ extern const struct option_choice engine_cpu_choices[];
 /* clang-format on */
 
 /* What the library takes. `context_size` is used unless --ctx-size was given. No prefix cache:
- * commands that profit from one go on with engine_settings_choose_kv. */
-struct imbrex_engine_options engine_settings_to_options(const struct engine_settings *settings,
-                                                        int32_t context_size);
+ * commands that profit from one go on with engine_settings_choose_kv. Refuses names of devices and
+ * ablations that are none. Returns an exit code. */
+int engine_settings_to_options(const struct engine_settings *settings, int32_t context_size,
+                               struct imbrex_engine_options *options);
 /* Refuses a name that is no policy, with those that are; `option` is for the message. Returns an
  * exit code. */
 int engine_settings_check_policy(const char *option, const char *name);
@@ -99,8 +164,18 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
                               struct imbrex_engine_options *options);
 /* The policy by name: as given, or the default. */
 const char *engine_settings_policy(const struct engine_settings *settings);
-/* Refuses kernels that were asked for by name but are not there. Returns an exit code. */
+/* Refuses what was asked for by name but is not there: kernels, or a GPU's options on a CPU.
+ * Returns an exit code. */
 int engine_settings_check(const struct engine_settings *settings,
                           const struct imbrex_memory_plan *plan);
+/* Whether the plan is a GPU's. */
+bool engine_settings_has_gpu(const struct imbrex_memory_plan *plan);
+
+/* Creates the engine and tells its plan, which is checked as above. While weights go to a GPU there
+ * is a bar on standard error, if that is a terminal and `may_draw`. Returns an exit code; the
+ * engine must be destroyed also after a failure. */
+int engine_settings_create(const struct engine_settings *settings, struct imbrex_model *model,
+                           struct imbrex_engine_options *options, bool may_draw,
+                           struct imbrex_engine **engine, struct imbrex_memory_plan *plan);
 
 #endif

@@ -167,10 +167,15 @@ static void print_circumstances(const struct load_report *report)
     }
     output_printf("\n");
     print_label("engine");
-    output_printf("%" PRId32 " thread%s, %s kernels, context %" PRId32 ", %" PRId32
-                  " KV block%s of %" PRId32 " tokens,\n",
-                  plan->num_threads, plural(plan->num_threads), plan->kernels, plan->context_size,
-                  plan->kv_num_blocks, plural(plan->kv_num_blocks), plan->kv_block_size);
+    if (strcmp(plan->device, "cpu") != 0) {
+        output_printf("%s:%" PRId32 ", %s, ", plan->device, plan->device_idx, plan->compute);
+    } else {
+        output_printf("%" PRId32 " thread%s, ", plan->num_threads, plural(plan->num_threads));
+    }
+    output_printf("%s kernels, context %" PRId32 ", %" PRId32 " KV block%s of %" PRId32
+                  " tokens,\n",
+                  plan->kernels, plan->context_size, plan->kv_num_blocks,
+                  plural(plan->kv_num_blocks), plan->kv_block_size);
     print_label("");
     output_printf("at most %" PRId32 " sequence%s and %" PRId32 " token%s a step%s\n",
                   plan->max_running, plural(plan->max_running), plan->max_step_tokens,
@@ -353,12 +358,14 @@ static json_t *json_engine(const struct load_report *report)
     json_t *batch_invariant =
         report->comparison != NULL ? json_null() : json_boolean(report->batch_invariant);
 
-    return json_pack(
-        "{s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o}", "num_threads", (int)plan->num_threads,
-        "kernels", plan->kernels, "context_size", (int)plan->context_size, "kv_num_blocks",
-        (int)plan->kv_num_blocks, "kv_block_size", (int)plan->kv_block_size, "max_running",
-        (int)plan->max_running, "max_step_tokens", (int)plan->max_step_tokens, "max_waiting",
-        (int)plan->max_waiting, "kv_policy", report->kv_policy, "batch_invariant", batch_invariant);
+    return json_pack("{s:s, s:i, s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o}", "device",
+                     plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
+                     "num_threads", (int)plan->num_threads, "kernels", plan->kernels,
+                     "context_size", (int)plan->context_size, "kv_num_blocks",
+                     (int)plan->kv_num_blocks, "kv_block_size", (int)plan->kv_block_size,
+                     "max_running", (int)plan->max_running, "max_step_tokens",
+                     (int)plan->max_step_tokens, "max_waiting", (int)plan->max_waiting, "kv_policy",
+                     report->kv_policy, "batch_invariant", batch_invariant);
 }
 
 static json_t *json_load(const struct load_report *report)

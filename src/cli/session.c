@@ -72,24 +72,23 @@ static int32_t choose_context_size(const struct session *session, int64_t num_pr
 int session_create_engine(struct session *session, const struct engine_settings *settings,
                           int64_t num_prompt_tokens, int64_t max_tokens)
 {
-    struct imbrex_error err = {0};
     struct imbrex_memory_plan plan;
-    struct imbrex_engine_options options = engine_settings_to_options(
-        settings, choose_context_size(session, num_prompt_tokens, max_tokens));
+    struct imbrex_engine_options options;
+    int exit_code = engine_settings_to_options(
+        settings, choose_context_size(session, num_prompt_tokens, max_tokens), &options);
 
-    /* One text at a time. */
-    options.max_running = 1;
-    options.max_waiting = 1;
-    int exit_code = engine_settings_choose_kv(settings, session->model, &options);
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
-    if (imbrex_engine_create(session->model, &options, &session->engine, &err) !=
-        IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    /* One text at a time. */
+    options.max_running = 1;
+    options.max_waiting = 1;
+    exit_code = engine_settings_choose_kv(settings, session->model, &options);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
     }
-    imbrex_engine_memory_plan(session->engine, &plan);
-    return engine_settings_check(settings, &plan);
+    return engine_settings_create(settings, session->model, &options, !session->is_quiet,
+                                  &session->engine, &plan);
 }
 
 void session_close(struct session *session)

@@ -12,6 +12,7 @@
 struct session {
     json_t *held_warnings;  /* while the model is opened, else NULL */
     const char *model_name; /* for messages */
+    bool is_quiet;          /* no bar while weights are loaded */
     struct imbrex_model *model;
     struct imbrex_engine *engine;
 };

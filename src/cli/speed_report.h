@@ -20,14 +20,19 @@ void speed_model_describe(const struct imbrex_model *model, struct speed_model *
 /* Whether most of the weights are in blocks of integers. */
 bool speed_model_is_quantized(const struct imbrex_model *model);
 
-void speed_report_print_head(void);
-void speed_report_print_row(const struct speed_model *model, const struct speed_result *result);
-/* The best of each roof that the rows of a thread count had. */
-void speed_report_print_roofs(const json_t *rows);
+/* Of a table for a GPU, or for CPUs: NULL. */
+void speed_report_print_head(const struct gpu_description *gpu);
+/* A row, and one for each engine beside the first. */
+void speed_report_print_row(const struct speed_model *model, const struct speed_settings *settings,
+                            const struct speed_result *result);
+/* The best of each measured roof that the rows of a thread count had. */
+void speed_report_print_roofs(const json_t *rows, bool is_gpu);
+/* What of the time a part takes, by an engine that omits it. */
+double speed_report_share(const struct speed_series *series);
 
 /* NULL if memory is out. */
-json_t *speed_report_row(const struct speed_model *model, const struct speed_result *result,
-                         int32_t max_step_tokens);
-json_t *speed_report_root(json_t *rows, bool was_interrupted);
+json_t *speed_report_row(const struct speed_model *model, const struct speed_settings *settings,
+                         const struct speed_result *result);
+json_t *speed_report_root(json_t *rows, const struct gpu_description *gpu, bool was_interrupted);
 
 #endif

@@ -21,6 +21,9 @@ BUILD = os.path.abspath(os.environ.get("IMBREX_BUILD", os.path.join(ROOT, "build
 # A shell that runs the tests in the background lets them ignore Ctrl-C, and so all they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Texts and figures are those of a CPU, also where there is a GPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 IMBREX = os.path.abspath(os.environ.get("IMBREX", os.path.join(BUILD, "imbrex")))
 BUILTIN = os.path.join(ROOT, "models", "stories260K")
 

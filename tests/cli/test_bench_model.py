@@ -8,8 +8,9 @@ import unittest
 
 from support import TestCase, run
 
-OPTIONS = {"model", "prompt", "generate", "depth", "repetitions", "no-warmup", "no-roofs", "device",
-           "threads", "max-step-tokens", "cpu", "output", "json", "help"}
+OPTIONS = {"model", "prompt", "generate", "depth", "batch", "repetitions", "no-warmup", "no-roofs",
+           "device", "compute", "ablate", "shares", "batch-invariant", "nvtx", "threads",
+           "max-step-tokens", "cpu", "energy-ms", "output", "json", "help"}
 
 
 class BenchModel(TestCase):
@@ -22,6 +23,7 @@ class BenchModel(TestCase):
         self.assertGreater(report["machine"]["num_cpus"], 0)
         for row in report["rows"]:
             tokens = row["prompt"] + row["generate"]
+            tokens *= row["batch"]
             rates = [tokens * 1e9 / nanoseconds for nanoseconds in row["samples_ns"]]
             self.assertAlmostEqual(row["tokens_per_s"], statistics.mean(rates),
                                    delta=1e-6 * max(rates))
@@ -64,6 +66,24 @@ class BenchModel(TestCase):
                          2 * 2 * 5 * layer + 4 * 64 * 5 * keys + 2 * 2 * 64 * 512)
         self.assertEqual(generate["bytes"],
                          2 * generate["weight_bytes"] + 5 * keys * 2 * 32 * 4)
+
+    # Fault: a batch whose sequences do not generate together, share a context, or are counted once;
+    # bytes of weights that are counted for each sequence.
+    def test_batches(self):
+        rows = self.rows("-p", "0", "-n", "4", "-d", "0,480", "-b", "1,33", "-r", "2", "--no-roofs",
+                         "--device", "cpu")
+        self.assertEqual([(row["test"], row["batch"]) for row in rows],
+                         [("tg4", 1), ("tg4 x33", 33), ("tg4 @ d480", 1), ("tg4 x33 @ d480", 33)])
+        layer = 64 * (2 * 64 + 2 * 32 + 3 * 172)
+        for row in rows:
+            self.assertGreaterEqual(row["mean_context"], row["depth"])
+            self.assertLessEqual(row["mean_context"], row["depth"] + row["batch"])
+            keys = 4 * row["mean_context"] + 10
+            self.assertAlmostEqual(row["flops"], row["batch"] * (
+                2 * 4 * 5 * layer + 4 * 64 * 5 * keys + 2 * 4 * 64 * 512))
+            self.assertAlmostEqual(row["bytes"], 4 * row["weight_bytes"] +
+                                   row["batch"] * 5 * keys * 2 * 32 * 4)
+            self.assertGreater(row["step_ms"], 0)
 
     # Fault: a roof that is not measured beside each sample, or is that of the other kind of test.
     def test_roofs(self):
@@ -121,20 +141,23 @@ class BenchModel(TestCase):
 
     # Fault: a list whose bad word is read as something else, or reported without its option.
     def test_bad_lists(self):
-        for option in ("--prompt", "--generate", "--depth", "--threads"):
+        for option in ("--prompt", "--generate", "--depth", "--batch", "--threads"):
             self.refused([option, "4,x"], option, '"x"')
             self.refused([option, "4,"], option, '""')
             self.refused([option, "-1"], option, '"-1"')
             self.refused([option, ",".join(["16"] * 33)], option, "at most 32")
         self.refused(["--threads", "0"], "--threads", '"0"')
+        self.refused(["--batch", "0"], "--batch", '"0"')
         self.refused(["--prompt", "1048577"], "--prompt", "1048576")
         self.refused(["-p", "0", "-n", "0"], "--prompt", "--generate")
 
     # Fault: a combination that is silently taken for another one.
     def test_bad_combinations(self):
-        self.refused(["--device", "cuda"], "--device", '"cuda"')
+        self.refused(["--shares", "--device", "cpu"], "--shares", "GPU")
+        self.refused(["--ablate", "mlp", "--device", "cpu"], "--ablate", "GPU")
         self.refused(["a.gguf", "-m", "b.gguf"], "MODEL", "--model")
         self.refused(["-d", "8", "--no-roofs"], "--depth", "16")
+        self.refused(["-b", "1,32", "-u", "16"], "--batch", "at most 1 ", "found 32")
         self.refused(["--json", ""], "--json")
         self.refused(["-m", self.path("none.gguf")], "none.gguf")
 

@@ -6,18 +6,21 @@ import unittest
 
 from support import TestCase, run
 
+GPU = {"device", "compute", "ablate", "nvtx", "batch-invariant"}
 COMMANDS = {
     "run": {"prompt", "file", "no-parse-special", "no-echo", "max-tokens", "min-tokens", "stop",
             "ignore-eos", "temp", "top-k", "top-p", "min-p", "repeat-penalty", "frequency-penalty",
             "presence-penalty", "seed", "ctx-size", "threads", "cpu", "quiet", "chat", "system",
-            "chat-template", "help"},
+            "chat-template", "help", *GPU},
     "chat": {"system", "chat-template", "max-tokens", "min-tokens", "stop", "ignore-eos", "temp",
              "top-k", "top-p", "min-p", "repeat-penalty", "frequency-penalty", "presence-penalty",
-             "seed", "ctx-size", "kv-policy", "kv-blocks", "threads", "cpu", "verbose", "help"},
-    "inspect": {"json", "tensors", "ctx-size", "kv-policy", "kv-blocks", "threads", "cpu", "help"},
+             "seed", "ctx-size", "kv-policy", "kv-blocks", "threads", "cpu", "verbose", "help",
+             *GPU},
+    "inspect": {"json", "tensors", "ctx-size", "kv-policy", "kv-blocks", "threads", "cpu", "help",
+                "device", "compute"},
     "tokenize": {"text", "file", "jsonl", "json", "no-special", "no-parse-special", "chat",
                  "tools", "no-generation-prompt", "chat-template", "help"},
-    "perplexity": {"ids", "text", "window", "json", "threads", "cpu", "help"},
+    "perplexity": {"ids", "text", "window", "json", "threads", "cpu", "help", *GPU},
 }
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of docs/kernels.md and docs/kernels-cpu.md are those of the result files."""
+"""The figures of docs/kernels.md, kernels-cpu.md and gpu.md are those of the result files."""
 import json
 import os
 import shutil
@@ -12,6 +12,7 @@ import unittest
 SCRIPT = os.path.join("tools", "make_kernel_tables.py")
 PAGE = os.path.join("docs", "kernels.md")
 CPU_PAGE = os.path.join("docs", "kernels-cpu.md")
+GPU_PAGE = os.path.join("docs", "gpu.md")
 HEADER = {"date": "2026-11-30T01:02:03Z",
           "machine": {"cpu": "A CPU", "num_cpus": 2, "version": "0.1.0", "commit": "abc1234"}}
 
@@ -41,6 +42,30 @@ LLAMA = {**HEADER, "benchmark": "llama_cpp", "pairs": 10,
          "llama_cpp": {"commit": "fedcba9", "package": "0.3.36", "compiler": "c++ 12"}, "rows": [
              {"file": "qwen.gguf", "kernels": "vnni", "threads": 2, "test": "tg128",
               "peer": {"median": 25.5}, "ours": {"median": 30.75}, "ratio": spread(1.205)}]}
+
+
+def engine(name, omitted, over_full):
+    return {"name": name, "omitted": omitted, "time_over_full": spread(over_full)}
+
+
+GPU_MODEL = {**HEADER, "benchmark": "model", "gpu": {"name": "A GPU", "driver": "580.1"}, "rows": [
+    {"model": "qwen2 494M BF16", "test": "tg128 x8 @ d512", "prompt": 0, "generate": 128,
+     "depth": 512, "batch": 8, "tokens_per_s": 3333.25, "deviation": 1.5, "step_ms": 2.4,
+     "step_bytes": 1.25e9, "roof": {"kind": "read", "percent": 62.5, "samples": [4.5e12]},
+     "joules_per_token": 0.125, "sm_clock_mhz": 1980.0, "watts": None, "samples_ns": [1, 2, 3],
+     "without": [engine("mlp", False, 1.25), engine("MLP", True, 0.375)]},
+    {"model": "qwen2 494M BF16", "test": "pp2048", "prompt": 2048, "generate": 0, "depth": 0,
+     "batch": 1, "tokens_per_s": 200000.0, "deviation": 0.5, "step_ms": 10.0, "step_bytes": None,
+     "roof": {"kind": "bf16", "percent": 31.25, "samples": [989.4e12]}, "joules_per_token": None,
+     "sm_clock_mhz": None, "watts": None, "samples_ns": [1, 2, 3],
+     "without": [engine("mlp", False, 1.5), engine("MLP", True, 0.5)]}]}
+HF = {**HEADER, "benchmark": "hf_decode", "gpu": "A GPU", "torch": "2.11", "transformers": "5.17",
+      "rows": [{"model": "0.5b", "parameters": 494032768, "kind": "decode", "batch": 8,
+                "tokens": 64, "depth": 512, "test": "decode x8 @ d512", "step_ms": 3.0},
+               {"model": "0.5b", "parameters": 494032768, "kind": "prefill", "batch": 1,
+                "tokens": 16384, "depth": 0, "test": "prefill 16384", "step_ms": 66.0},
+               {"model": "7b", "parameters": 7615616512, "kind": "decode", "batch": 8,
+                "tokens": 64, "depth": 512, "test": "decode x8 @ d512", "error": "left out"}]}
 
 
 def run(*arguments):
@@ -94,11 +119,36 @@ class Tables(unittest.TestCase):
                 self.assertEqual(page.count(line + "\n"), 1, line)
             self.assertEqual(run("--check", root), (0, ""))
 
+    def test_gpu_results(self):
+        """Catches a GPU's results among those of CPUs, and a peer's row beside another test."""
+        with tempfile.TemporaryDirectory() as root:
+            for folder in ("docs", os.path.join("bench", "results")):
+                shutil.copytree(folder, os.path.join(root, folder))
+            for name, result in (("model-x", GPU_MODEL), ("hf-x", HF)):
+                path = os.path.join(root, "bench", "results", f"2026-01-01-box-{name}.json")
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(result, file)
+            self.assertEqual(run("--check", root)[0], 1)
+            self.assertEqual(run(root), (0, ""))
+            with open(os.path.join(root, GPU_PAGE), encoding="utf-8") as file:
+                page = file.read()
+            for line in ("| qwen2 494M BF16 | tg128 x8 @ d512 | 3333.2 ± 1.5 | 2.400 | 1.250 | "
+                         "62.5 % of 4.50 TB/s | 62 % |  | 0.1250 | 1980 |  |",
+                         "| qwen2 494M BF16 | pp2048 | 200000.0 ± 0.5 | 10.000 |  | "
+                         "31.2 % of 989 TFLOP/s | 50 % |  |  |  |  |",
+                         "| qwen2 494M BF16 | pp2048 | 10.000 | 1.500 (1.490-1.510) |",
+                         "| 0.5b | decode x8 @ d512 | 3.000 | 2.400 | 1.25 |",
+                         "| 0.5b | prefill 16384 | 66.000 |  |  |"):
+                self.assertEqual(page.count(line + "\n"), 1, line)
+            with open(os.path.join(root, CPU_PAGE), encoding="utf-8") as file:
+                self.assertNotIn("A GPU", file.read())
+            self.assertEqual(run("--check", root), (0, ""))
+
     def test_no_markers(self):
         """Catches a page that is overwritten where it has no place for tables."""
         with tempfile.TemporaryDirectory() as root:
             os.mkdir(os.path.join(root, "docs"))
-            for page in (PAGE, CPU_PAGE):
+            for page in (PAGE, CPU_PAGE, GPU_PAGE):
                 with open(os.path.join(root, page), "w", encoding="utf-8") as file:
                     file.write("nothing\n")
             status, output = run(root)
