@@ -302,7 +302,7 @@ $(BUILD)/imbrex: $(CLI_OBJECTS) $(OBJ)/imbrex-bench.o
 	$(call QUIET,link) $(CC) $(LINK_OPTIONS) $^ -o $@ $(STATIC_LIBS)
 
 # ---- tests ------------------------------------------------------------------------------------
-LINK_TEST = $(call QUIET,link) $(CC) $(LINK_OPTIONS) $(filter %.o %.a,$^) -o $@
+LINK_TEST = $(call QUIET,link) $(CC) $(LINK_OPTIONS) $(filter %.o,$^) $(filter %.a,$^) -o $@
 
 # --wrap sees the calls of imbrex, jansson and utf8proc, not those inside cmocka and libc.
 WRAP := $(foreach f,malloc calloc realloc free mmap munmap pthread_create read open,-Wl,--wrap=$(f))
@@ -312,7 +312,14 @@ $(UNIT): $(call objects,$(UNIT_SOURCES)) $(TEST_LIB)
 $(CHECKS): $(BUILD)/tests/%: $(OBJ)/tests/ops/%.o $(call objects,$(CHECK_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)
 $(GPU_CHECKS): $(BUILD)/tests/%: $(OBJ)/tests/gpu/%.o $(call objects,$(GPU_SHARED)) $(TEST_LIB)
-	$(LINK_TEST) $(STATIC_LIBS)
+	$(LINK_TEST) $(GPU_CHECK_LIBS) $(STATIC_LIBS)
+# Reads golden files.
+$(BUILD)/tests/check_gpu_model: $(call objects,$(GOLDEN_SHARED))
+$(BUILD)/tests/check_gpu_model: GPU_CHECK_LIBS := -lcmocka
+# Reads them too, and counts what is allocated.
+$(BUILD)/tests/check_gpu_engine: $(call objects,$(GOLDEN_SHARED) tests/engine/request_cases.c \
+    tests/fault/fault.c)
+$(BUILD)/tests/check_gpu_engine: GPU_CHECK_LIBS := $(WRAP) -lcmocka
 $(GOLDENS): $(BUILD)/tests/%: $(OBJ)/tests/golden/%.o $(call objects,$(GOLDEN_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 $(FAULTS): $(BUILD)/tests/%: $(OBJ)/tests/fault/%.o $(call objects,$(FAULT_SHARED)) $(TEST_LIB)
