@@ -113,26 +113,21 @@ static void launch_resident(struct backend_cuda *cuda, struct small_product *pro
         params);
 }
 
-/* How many CTAs share k: what takes the fewest stages, one after the other, with two CTAs on an SM
- * and as long as 3 stages for beginning and end of each. Clusters of 8 that need more than 3 SMs of
- * 4 twice wait long for room (measured on an H200: down_proj of Qwen2.5 3B). */
+/* CTAs that share k, until there are about two for each SM or two stages for each. Clusters of 8
+ * that need more than 3 SMs of 4 twice wait long for room (measured on an H200: down_proj of
+ * Qwen2.5 3B). */
 static uint32_t stream_ranks(const struct backend_cuda *cuda,
                              const struct small_kernel_params *params, uint32_t num_groups)
 {
-    const uint32_t stage_k = SMALL_STREAM_WARPS_K * SMALL_CHUNK, ends = 3;
-    uint32_t num_sms = (uint32_t)cuda->device->description.num_sms;
-    uint32_t num_stages = ((uint32_t)params->in_features + stage_k - 1) / stage_k;
-    uint32_t best = 1, least = UINT32_MAX;
-    for (uint32_t ranks = 1; ranks <= 8 && num_stages >= 2 * ranks; ranks *= 2) {
-        uint32_t num_waves = (num_groups * ranks + 2 * num_sms - 1) / (2 * num_sms);
-        uint32_t cost = num_waves * ((num_stages + ranks - 1) / ranks + ends);
-        bool has_room = ranks < 8 || num_groups * ranks * 2 <= num_sms * 3;
-        if (cost < least && has_room) {
-            best = ranks;
-            least = cost;
-        }
+    uint32_t num_sms = (uint32_t)cuda->device->description.num_sms, num_ranks = 1;
+    uint32_t num_stages = (uint32_t)params->in_features / (SMALL_STREAM_WARPS_K * SMALL_CHUNK);
+    while (num_ranks < 4 && num_groups * num_ranks <= num_sms && num_stages >= num_ranks * 4) {
+        num_ranks *= 2;
     }
-    return best;
+    if (num_ranks == 4 && num_groups * 16 <= num_sms * 3 && num_stages >= 16) {
+        num_ranks = 8;
+    }
+    return num_ranks;
 }
 
 static void launch_stream(struct backend_cuda *cuda, struct small_product *product)
