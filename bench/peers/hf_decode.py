@@ -230,7 +230,10 @@ def main():
                 row["error"] = "left out: the budget is spent"
             else:
                 row_begin = time.monotonic()
-                model = model or make_model(name)
+                if model is None:
+                    model = make_model(name)
+                    print(f"{name}: made after {time.monotonic() - begin:.1f} s", file=sys.stderr,
+                          flush=True)
                 row.update(run_row(model, kind, count, options))
                 row["wall_s"] = time.monotonic() - row_begin
                 torch.cuda.empty_cache()
