@@ -374,7 +374,7 @@ struct imbrex_engine_options {
     int32_t context_size;    /* tokens of one sequence; 0: min(max_position_embeddings, 4096) */
     int32_t kv_cache_tokens; /* of all sequences together, >= context_size; 0: context_size */
     int32_t max_running;     /* sequences in one step; 0: 64 */
-    /* Tokens of one step, decode and prefill together; 0: 128, on a GPU 2048. */
+    /* Tokens of one step, decode and prefill together; 0: 128, on a GPU 4096. */
     int32_t max_step_tokens;
     int32_t max_waiting; /* requests that may wait before submit says CAPACITY; 0: 1024 */
     /* What one step of priority is worth: a request goes ahead of those of the next lower priority

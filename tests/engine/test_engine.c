@@ -603,7 +603,7 @@ static void test_devices(void **state)
     assert_int_equal(cuda.device_idx, 3);
     assert_string_equal(cuda.compute, "BF16");
     assert_string_equal(exact.compute, "F32");
-    assert_int_equal(cuda.max_step_tokens, 2048);
+    assert_int_equal(cuda.max_step_tokens, 4096);
     assert_true(cuda.device_weight_bytes > 0);
     assert_true(exact.device_weight_bytes > cuda.device_weight_bytes);
     assert_true(exact.kv_bytes > cuda.kv_bytes);

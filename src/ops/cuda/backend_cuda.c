@@ -5,6 +5,11 @@
 
 #include "ops/cuda/device_cuda.h"
 
+/* From here on a kernel takes so long that beginning the next one early gains nothing, and CTAs
+ * that wait take their place on the SMs from those that work: such steps were slower with it. The
+ * matrix kernels, which are one CTA an SM, keep it. */
+#define LONG_STEP_TOKENS 4096
+
 static struct backend_cuda *cuda_of(struct backend *backend)
 {
     return (struct backend_cuda *)(void *)backend;
@@ -35,7 +40,7 @@ void cuda_launch(struct backend_cuda *cuda, const struct op_launch *launch, cons
     if (cuda->status != IMBREX_STATUS_OK) {
         return;
     }
-    if ((cuda->options.ablations & IMBREX_ABLATE_PDL) == 0) {
+    if (cuda->overlaps) {
         attributes[num_attributes++] =
             (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                 .value.programmaticStreamSerializationAllowed = 1};
@@ -72,8 +77,9 @@ static void cuda_begin(struct backend *backend, void *stream_handle)
 {
     struct backend_cuda *cuda = cuda_of(backend);
     cuda->stream = stream_handle;
+    cuda->overlaps = (cuda->options.ablations & IMBREX_ABLATE_PDL) == 0;
     /* What the matrix kernels of imbrex_ops.h look at. */
-    cuda->device->overlap_launches = (cuda->options.ablations & IMBREX_ABLATE_PDL) == 0;
+    cuda->device->overlap_launches = cuda->overlaps;
     cuda->status = IMBREX_STATUS_OK;
 }
 
@@ -106,9 +112,12 @@ static void call_history(struct backend *backend, const struct history_params *p
     cuda_history(cuda_of(backend), params);
 }
 
+/* The first call of a step's forward pass: it tells how long the step is. */
 static void call_embedding(struct backend *backend, const struct embedding_params *params)
 {
-    cuda_embedding(cuda_of(backend), params);
+    struct backend_cuda *cuda = cuda_of(backend);
+    cuda->overlaps &= params->num_tokens < LONG_STEP_TOKENS;
+    cuda_embedding(cuda, params);
 }
 
 static void call_qkv(struct backend *backend, const struct qkv_params *params)

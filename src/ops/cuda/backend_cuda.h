@@ -25,6 +25,7 @@ struct backend_cuda {
     struct backend_shape shape;
     bool is_plain; /* sizes that only the plain kernels take, or fp32 */
     CUstream stream;
+    bool overlaps; /* kernels begin while the one ahead of them ends */
     unsigned char *scratch;
     size_t scratch_bytes;
     enum imbrex_status status; /* of the first failure since begin */
