@@ -48,7 +48,10 @@ static int describe(struct gpu_meter *meter, int32_t device_idx)
     struct imbrex_error err = {.status = IMBREX_STATUS_OK};
 
     if (imbrex_device_open(device_idx, NULL, &device, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+        struct imbrex_error named = err;
+        (void)snprintf(named.message, sizeof(named.message), "--device cuda:%d: %.*s",
+                       (int)device_idx, (int)sizeof(named.message) - 32, err.message);
+        return output_library_error(&named);
     }
     imbrex_device_describe(device, &opened);
     imbrex_device_close(device);

@@ -477,14 +477,15 @@ static int choose_kv_tokens(const struct bench_state *state, int64_t most_sequen
                             struct imbrex_engine_options *options)
 {
     int32_t num_choices = (int32_t)state->settings->num_choices.value;
-    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
     struct imbrex_engine_options ample = *options;
     struct imbrex_memory_plan plan;
 
     ample.kv_cache_tokens = (int32_t)larger_of(options->context_size, IMBREX_MAX_STEP_TOKENS);
-    if (imbrex_engine_plan(state->model, &ample, &plan, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    int exit_code = engine_settings_plan(state->model, &ample, &plan);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
     }
+    options->device = ample.device;
     int64_t kv_tokens =
         load_plan_peak_tokens(&state->load, smaller_of(most_sequences, plan.max_running),
                               num_choices, plan.kv_block_size);

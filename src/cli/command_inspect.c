@@ -255,7 +255,7 @@ static void print_model(const struct inspection *inspection)
     output_printf("%" PRId32 "\n", inspection->num_tensors);
     print_types(inspection);
     print_size("weights", model->weight_bytes, "");
-    print_size("KV per token", model->kv_bytes_per_token, "");
+    print_size("KV per token", engine_settings_kv_token_bytes(model, &inspection->plan), "");
     print_sampling(&inspection->sampling);
 }
 
@@ -486,9 +486,9 @@ static int print_json(const struct inspection *inspection)
         json_config(model), "tokenizer_vocab_size", vocab_size, "tied", (int)model->tied,
         "tied_reason", model->tied_reason, "parameters", (json_int_t)model->num_parameters,
         "weight_bytes", json_size(model->weight_bytes), "kv_bytes_per_token",
-        json_size(model->kv_bytes_per_token), "end_tokens", json_end_tokens(inspection), "sampling",
-        json_sampling(&inspection->sampling), "memory_plan", json_plan(inspection), "tensors",
-        json_tensors(inspection));
+        json_size(engine_settings_kv_token_bytes(model, &inspection->plan)), "end_tokens",
+        json_end_tokens(inspection), "sampling", json_sampling(&inspection->sampling),
+        "memory_plan", json_plan(inspection), "tensors", json_tensors(inspection));
     /* json_pack fails only for want of memory: what it packs is made above. */
     char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(15)) : NULL;
 
@@ -525,7 +525,6 @@ static int collect_tensors(struct inspection *inspection, struct imbrex_tensor_i
 
 static int inspect(const struct inspect_settings *settings, const struct imbrex_model *model)
 {
-    struct imbrex_error err = {0};
     struct inspection inspection = {
         .model = model,
         .sampling = imbrex_request_options_default(model),
@@ -543,8 +542,9 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
         return exit_code;
     }
     inspection.kv_policy = options.kv_policy;
-    if (imbrex_engine_plan(model, &options, &inspection.plan, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    exit_code = engine_settings_plan(model, &options, &inspection.plan);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
     }
     exit_code = engine_settings_check(&settings->engine, &inspection.plan);
     if (exit_code == EXIT_CODE_OK) {

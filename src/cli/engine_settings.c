@@ -172,9 +172,8 @@ static bool read_amount(const char *text, int64_t *amount, int *shift)
 
 /* The tokens that --kv-blocks says, rounded down to whole blocks. */
 static int read_kv_tokens(const char *text, const struct imbrex_model *model,
-                          const struct imbrex_engine_options *options, int32_t *num_tokens)
+                          struct imbrex_engine_options *options, int32_t *num_tokens)
 {
-    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
     struct imbrex_model_info description;
     struct imbrex_memory_plan plan;
     int64_t amount = 0;
@@ -186,11 +185,13 @@ static int read_kv_tokens(const char *text, const struct imbrex_model *model,
                      text);
         return EXIT_CODE_INPUT;
     }
-    if (imbrex_engine_plan(model, options, &plan, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    int exit_code = engine_settings_plan(model, options, &plan);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
     }
     imbrex_model_describe(model, &description);
-    int64_t block_bytes = (int64_t)description.kv_bytes_per_token * plan.kv_block_size;
+    int64_t block_bytes =
+        (int64_t)engine_settings_kv_token_bytes(&description, &plan) * plan.kv_block_size;
     int64_t num_blocks = shift > 0 ? (amount << shift) / block_bytes : amount;
     int64_t least = ((int64_t)plan.context_size + plan.kv_block_size - 1) / plan.kv_block_size;
     int64_t most = IMBREX_MAX_KV_CACHE_TOKENS / plan.kv_block_size;
@@ -201,6 +202,40 @@ static int read_kv_tokens(const char *text, const struct imbrex_model *model,
         return EXIT_CODE_INPUT;
     }
     *num_tokens = (int32_t)(num_blocks * plan.kv_block_size);
+    return EXIT_CODE_OK;
+}
+
+/* What a GPU is missed for names the option that asked for it. */
+static int report_failure(const struct imbrex_engine_options *options, struct imbrex_error *err)
+{
+    struct imbrex_error named = *err;
+    bool is_missing =
+        err->status == IMBREX_STATUS_UNSUPPORTED || err->status == IMBREX_STATUS_NOT_FOUND;
+
+    if (is_missing && is_cuda(options->device)) {
+        (void)snprintf(named.message, sizeof(named.message), "--device %s: %.*s", options->device,
+                       (int)sizeof(named.message) - 32, err->message);
+    }
+    return output_library_error(&named);
+}
+
+size_t engine_settings_kv_token_bytes(const struct imbrex_model_info *description,
+                                      const struct imbrex_memory_plan *plan)
+{
+    return description->kv_bytes_per_token / (strcmp(plan->compute, "BF16") == 0 ? 2 : 1);
+}
+
+int engine_settings_plan(const struct imbrex_model *model, struct imbrex_engine_options *options,
+                         struct imbrex_memory_plan *plan)
+{
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+
+    if (imbrex_engine_plan(model, options, plan, &err) != IMBREX_STATUS_OK) {
+        return report_failure(options, &err);
+    }
+    if (!engine_settings_has_gpu(plan)) {
+        options->device = "cpu";
+    }
     return EXIT_CODE_OK;
 }
 
@@ -262,20 +297,6 @@ static bool draw_load(void *user, size_t bytes_done, size_t bytes_total)
     progress_bar_draw(bytes_total > 0 ? (double)bytes_done / (double)bytes_total : 1.0,
                       "weights to the GPU");
     return signals_interrupt() == 0;
-}
-
-/* What a GPU is missed for names the option that asked for it. */
-static int report_failure(const struct imbrex_engine_options *options, struct imbrex_error *err)
-{
-    struct imbrex_error named = *err;
-    bool is_missing =
-        err->status == IMBREX_STATUS_UNSUPPORTED || err->status == IMBREX_STATUS_NOT_FOUND;
-
-    if (is_missing && is_cuda(options->device)) {
-        (void)snprintf(named.message, sizeof(named.message), "--device %s: %.*s", options->device,
-                       (int)sizeof(named.message) - 32, err->message);
-    }
-    return output_library_error(&named);
 }
 
 int engine_settings_create(const struct engine_settings *settings, struct imbrex_model *model,

@@ -170,6 +170,13 @@ int engine_settings_check(const struct engine_settings *settings,
                           const struct imbrex_memory_plan *plan);
 /* Whether the plan is a GPU's. */
 bool engine_settings_has_gpu(const struct imbrex_memory_plan *plan);
+/* The plan for these options, reported on failure; where it is a CPU's, the options take the CPU
+ * from then on, so that a GPU that cannot be used is told once. Returns an exit code. */
+int engine_settings_plan(const struct imbrex_model *model, struct imbrex_engine_options *options,
+                         struct imbrex_memory_plan *plan);
+/* Bytes of the KV cache that a token takes under the plan. */
+size_t engine_settings_kv_token_bytes(const struct imbrex_model_info *description,
+                                      const struct imbrex_memory_plan *plan);
 
 /* Creates the engine and tells its plan, which is checked as above. While weights go to a GPU there
  * is a bar on standard error, if that is a terminal and `may_draw`. Returns an exit code; the

@@ -197,9 +197,8 @@ enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
     TRY(check_options(options, err));
     TRY(device_parse(options->device, &choice, err));
     if (choice.kind == DEVICE_KIND_AUTO) {
-        const struct log silent = {0};
         struct device *device;
-        TRY(device_open(&choice, &silent, &device, &choice, err));
+        TRY(device_open(&choice, &model->log, &device, &choice, err));
         device_destroy(device);
     }
     TRY(decide_target(options, &choice, choice.kind == DEVICE_KIND_CUDA, &target, err));

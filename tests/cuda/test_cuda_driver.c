@@ -56,6 +56,21 @@ static enum imbrex_status create(int32_t device_idx, struct imbrex_device **devi
     return cuda_device_create(&driver, device_idx, NULL, device, err);
 }
 
+/* Catches: a machine whose driver counts no GPUs told as a number out of range. */
+static void test_no_gpu_counted(void **state)
+{
+    (void)state;
+    struct imbrex_device *device = NULL;
+    struct imbrex_error err = {.message = ""};
+    fake_reset();
+    fake.num_gpus = 0;
+    struct driver driver = fake_table();
+    assert_int_equal(cuda_device_create(&driver, 0, NULL, &device, &err),
+                     IMBREX_STATUS_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "finds no GPU"));
+    assert_int_equal(fake.num_retained, 0);
+}
+
 /* Catches a number beyond the last GPU reaching the driver, and GPU 1 being opened as GPU 0. */
 static void test_device_number(void **state)
 {
@@ -143,6 +158,7 @@ int run_cuda_driver_tests(void)
         cmocka_unit_test(test_old_driver_is_refused),
         cmocka_unit_test(test_no_gpu_is_unsupported),
         cmocka_unit_test(test_results_become_statuses),
+        cmocka_unit_test(test_no_gpu_counted),
         cmocka_unit_test(test_device_number),
         cmocka_unit_test(test_other_gpus_are_refused),
         cmocka_unit_test(test_options_are_checked),

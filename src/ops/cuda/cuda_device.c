@@ -40,6 +40,10 @@ static enum imbrex_status find_gpu(struct imbrex_device *device, int32_t device_
     int32_t major = 0, minor = 0, l2_bytes = 0;
 
     TRY(DRIVER_CALL(driver, err, device_get_count, &num_gpus));
+    if (num_gpus < 1) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "CUDA: there is a driver, but it finds no GPU");
+    }
     if (device_idx < 0 || device_idx >= num_gpus) {
         return error_set(err, IMBREX_STATUS_NOT_FOUND,
                          "device %d: expected a number from 0 to %d, this machine has %d GPU%s",

@@ -66,7 +66,9 @@ enum imbrex_status driver_open(struct driver *driver, struct imbrex_error *err)
 
     if (opened.library == NULL) {
         const char *reason = dlerror();
-        return error_set(err, IMBREX_STATUS_UNSUPPORTED, "CUDA: no driver: %s",
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "CUDA: no driver: expected one of release %d or later, found: %s",
+                         DRIVER_MIN_RELEASE,
                          reason != NULL ? reason : DRIVER_LIBRARY " cannot be opened");
     }
     for (size_t i = 0; i < sizeof(driver_calls) / sizeof(driver_calls[0]); i++) {
