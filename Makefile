@@ -129,7 +129,9 @@ CHECK_SOURCES := $(wildcard tests/ops/check_*.c)
 CHECK_SHARED := $(filter-out $(CHECK_SOURCES) tests/ops/test_%,$(wildcard tests/ops/*.c))
 GPU_SOURCES := $(wildcard tests/gpu/check_*.c)
 # What a benchmark and a test both do with a GPU.
-GPU_SHARED := $(if $(filter 1,$(CUDA)),bench/cuda/gpu.c bench/cuda/bench_image.c src/cli/output.c)
+GPU_SHARED := tests/gpu/gpu_check.c \
+    $(if $(filter 1,$(CUDA)),tests/gpu/gpu_session.c bench/cuda/gpu.c bench/cuda/bench_image.c \
+    src/cli/output.c)
 GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
 GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
 FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)

@@ -21,6 +21,19 @@ struct kv_view {
     int32_t num_layers, num_kv_heads, block_size, head_dim;
 };
 
+/* Of K, or of V, of one layer in one block. */
+static inline size_t kv_view_plane_bytes(const struct kv_view *kv)
+{
+    return (size_t)kv->num_kv_heads * (size_t)kv->block_size * (size_t)kv->head_dim *
+           dtype_block_bytes(kv->dtype);
+}
+
+/* Where a layer's K begins in a block; its V is the plane behind. */
+static inline size_t kv_view_layer_offset(const struct kv_view *kv, int32_t layer_idx)
+{
+    return 2 * (size_t)layer_idx * kv_view_plane_bytes(kv);
+}
+
 /* K of one head in one block: [block_size, head_dim]. A cache in fp32. */
 static inline float *kv_view_keys(const struct kv_view *kv, int32_t block_idx, int32_t layer_idx,
                                   int32_t kv_head_idx)

@@ -8,13 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "imbrex_ops.h"
-
-#define SKIPPED 77
+#include "tests/gpu/gpu_check.h"
 
 #if IMBREX_CUDA
-#include "bench/cuda/gpu.h"
 #include "ops/cuda/backend_cuda.h"
+#include "tests/gpu/gpu_session.h"
 
 #define CANARY 0xcaca
 #define CANARY_ELEMENTS 512
@@ -23,29 +21,6 @@
 #define MAX_SEQS 400
 #define NUM_LAYERS 2
 #define LAYER_IDX 1
-
-static int num_passed, num_failed;
-static struct gpu gpu;
-static struct imbrex_device *device;
-
-static void count(bool is_right, const char *what)
-{
-    if (is_right) {
-        num_passed++;
-    } else {
-        num_failed++;
-        printf("FAILED: %s\n", what);
-    }
-}
-
-/* For what the rest needs. */
-static void require(bool is_ok, const char *what)
-{
-    if (!is_ok) {
-        printf("%s failed; %d passed, %d failed\n", what, num_passed, num_failed + 1);
-        exit(1);
-    }
-}
 
 static uint64_t random_state = 1;
 
@@ -801,36 +776,25 @@ static bool has_argument(int argc, char **argv, const char *name)
 
 int main(int argc, char **argv)
 {
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) != IMBREX_STATUS_OK) {
-        printf("%s\n", err.message);
-        return err.status == IMBREX_STATUS_UNSUPPORTED ? SKIPPED : 1;
+    int exit_code = 0;
+    if (!check_begin(&exit_code)) {
+        return exit_code;
     }
     int shape_step = argc > 1 ? atoi(argv[1]) : 0;
-    require(gpu_open(0, &gpu), "GPU");
     check_tensor(shape_step > 0 ? (size_t)shape_step : 1);
     check_tensor_cuts();
     check_decode(shape_step > 0 ? (size_t)shape_step : 1);
-    printf("%d passed, %d failed\n", num_passed, num_failed);
     if (has_argument(argc, argv, "--bench")) {
         bench_all();
     }
-    imbrex_device_close(device);
-    gpu_close(&gpu);
-    return num_failed > 0 ? 1 : 0;
+    return check_end();
 }
 
 #else
 
 int main(void)
 {
-    struct imbrex_device *device = NULL;
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) == IMBREX_STATUS_OK) {
-        return 1;
-    }
-    printf("%s\n", err.message);
-    return SKIPPED;
+    return check_absent();
 }
 
 #endif

@@ -8,51 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "imbrex_ops.h"
-
-#define SKIPPED 77
+#include "tests/gpu/gpu_check.h"
 
 #if IMBREX_CUDA
-#include "bench/cuda/gpu.h"
 #include "ops/dtype.h"
+#include "tests/gpu/gpu_session.h"
 
 #define CANARY 0xcaca
 #define CANARY_ELEMENTS 256
-
-static int num_passed, num_failed;
-static struct gpu gpu;
-static struct imbrex_device *device;
-
-static void count(bool is_right, const char *what)
-{
-    if (is_right) {
-        num_passed++;
-    } else {
-        num_failed++;
-        printf("FAILED: %s\n", what);
-    }
-}
-
-/* For what the rest needs. */
-static void require(bool is_ok, const char *what)
-{
-    if (!is_ok) {
-        printf("%s failed; %d passed, %d failed\n", what, num_passed, num_failed + 1);
-        exit(1);
-    }
-}
-
-static uint64_t random_state = 1;
-
-static double random_normal(void)
-{
-    double sum = 0.0;
-    for (int i = 0; i < 12; i++) {
-        random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-        sum += (double)(random_state >> 33) * 0x1p-31;
-    }
-    return sum - 6.0;
-}
 
 /* ---- matrices on both sides ---- */
 
@@ -671,37 +634,27 @@ static void check_second_gpu(int variant_step)
 
 int main(int argc, char **argv)
 {
-    struct imbrex_error err = {0};
+    int exit_code = 0;
     int variant_step = argc > 1 ? atoi(argv[1]) : 1;
 
-    if (imbrex_device_open(0, NULL, &device, &err) != IMBREX_STATUS_OK) {
-        printf("%s\n", err.message);
-        return err.status == IMBREX_STATUS_UNSUPPORTED ? SKIPPED : 1;
+    if (!check_begin(&exit_code)) {
+        return exit_code;
     }
-    require(variant_step > 0 && gpu_open(0, &gpu), "GPU");
+    require(variant_step > 0, "argument");
     run_all(variant_step);
     check_second_gpu(variant_step);
     struct imbrex_device_info description;
     imbrex_device_describe(device, &description);
     printf("%lld bytes of kernels loaded in %.2f ms\n", (long long)description.kernel_image_bytes,
            (double)description.kernel_load_ns * 1e-6);
-    imbrex_device_close(device);
-    gpu_close(&gpu);
-    printf("%d passed, %d failed\n", num_passed, num_failed);
-    return num_failed > 0 ? 1 : 0;
+    return check_end();
 }
 
 #else
 
 int main(void)
 {
-    struct imbrex_device *device = NULL;
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) == IMBREX_STATUS_OK) {
-        return 1;
-    }
-    printf("%s\n", err.message);
-    return SKIPPED;
+    return check_absent();
 }
 
 #endif

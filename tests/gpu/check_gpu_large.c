@@ -8,63 +8,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "imbrex_ops.h"
-
-#define SKIPPED 77
+#include "tests/gpu/gpu_check.h"
 
 #if IMBREX_CUDA
-#include "bench/cuda/gpu.h"
 #include "ops/cuda/backend_cuda.h"
 #include "ops/dtype.h"
+#include "tests/gpu/gpu_session.h"
 
 #define POISON 0xca
 #define CANARY_BYTES 1024
 #define SCRATCH_BYTES ((size_t)192 << 20)
 
-static int num_passed, num_failed;
-static struct gpu gpu;
-static struct imbrex_device *device;
 static CUdeviceptr scratch;
-
-static void count(bool is_right, const char *what)
-{
-    if (is_right) {
-        num_passed++;
-    } else {
-        num_failed++;
-        printf("FAILED: %s\n", what);
-    }
-}
-
-/* For what the rest needs. */
-static void require(bool is_ok, const char *what)
-{
-    if (!is_ok) {
-        printf("%s failed; %d passed, %d failed\n", what, num_passed, num_failed + 1);
-        exit(1);
-    }
-}
-
-static uint64_t random_state = 1;
-
-static uint32_t random_bits(void)
-{
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(random_state >> 33);
-}
 
 static int32_t random_below(int32_t limit)
 {
     return (int32_t)(random_bits() % (uint32_t)limit);
-}
-
-static double random_normal(void)
-{
-    double sum = 0.0;
-    for (int i = 0; i < 12; i++) {
-        sum += (double)random_bits() * 0x1p-31;
-    }
-    return sum - 6.0;
 }
 
 /* ---- memory on both sides ---- */
@@ -993,18 +952,15 @@ static void check_same_bits(void)
 
 int main(int argc, char **argv)
 {
-    struct imbrex_error err = {0};
+    int exit_code = 0;
     bool is_bench = argc > 1 && strcmp(argv[1], "--bench") == 0;
     bool is_sweep = argc > 1 && strcmp(argv[1], "--sweep") == 0;
     int variant_step = argc > 1 && !is_bench && !is_sweep ? atoi(argv[1]) : 1;
 
-    /* A run that is cut short has said what it found. */
-    (void)setvbuf(stdout, NULL, _IOLBF, 0);
-    if (imbrex_device_open(0, NULL, &device, &err) != IMBREX_STATUS_OK) {
-        printf("%s\n", err.message);
-        return err.status == IMBREX_STATUS_UNSUPPORTED ? SKIPPED : 1;
+    if (!check_begin(&exit_code)) {
+        return exit_code;
     }
-    require(variant_step > 0 && gpu_open(0, &gpu), "GPU");
+    require(variant_step > 0, "argument");
     require(GPU_CALL(&gpu, mem_alloc, &scratch, SCRATCH_BYTES), "scratch");
     if (is_bench) {
         bench();
@@ -1023,23 +979,14 @@ int main(int argc, char **argv)
         check_same_bits();
     }
     (void)gpu.mem_free(scratch);
-    imbrex_device_close(device);
-    gpu_close(&gpu);
-    printf("%d passed, %d failed\n", num_passed, num_failed);
-    return num_failed > 0 ? 1 : 0;
+    return check_end();
 }
 
 #else
 
 int main(void)
 {
-    struct imbrex_device *device = NULL;
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) == IMBREX_STATUS_OK) {
-        return 1;
-    }
-    printf("%s\n", err.message);
-    return SKIPPED;
+    return check_absent();
 }
 
 #endif

@@ -8,9 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "imbrex_ops.h"
-
-#define SKIPPED 77
+#include "tests/gpu/gpu_check.h"
 
 #if IMBREX_CUDA
 #include "model/forward.h"
@@ -41,10 +39,9 @@
 #define BF16_ERROR 0.03
 #define BF16_RANDOM_ERROR 0.021
 
-static int num_passed, num_failed;
 static struct device *gpu, *cpu;
 
-static void count(bool is_right, const char *what)
+static void tell(bool is_right, const char *what)
 {
     if (is_right) {
         num_passed++;
@@ -52,15 +49,6 @@ static void count(bool is_right, const char *what)
         num_failed++;
     }
     printf("%s: %s\n", is_right ? "passed" : "FAILED", what);
-}
-
-/* For what the rest needs. */
-static void require(bool is_ok, const char *what)
-{
-    if (!is_ok) {
-        printf("%s failed; %d passed, %d failed\n", what, num_passed, num_failed + 1);
-        exit(1);
-    }
 }
 
 /* ---- a model on one backend ---- */
@@ -497,9 +485,9 @@ static void check_texts(const struct imbrex_model *model, const char *name,
                  sqrt(outcome.square_error / outcome.square),
                  outcome.nll / (double)outcome.num_tokens,
                  outcome.fp64_nll / (double)outcome.num_tokens);
-        count(outcome.num_wrong == 0 && nll_error <= BF16_NLL &&
-                  (is_fp32 ? outcome.host_error <= FP32_ERROR : error <= bf16_error),
-              what);
+        tell(outcome.num_wrong == 0 && nll_error <= BF16_NLL &&
+                 (is_fp32 ? outcome.host_error <= FP32_ERROR : error <= bf16_error),
+             what);
     }
 }
 
@@ -570,7 +558,7 @@ static void check_mixed(const struct imbrex_model *model, const char *name, cons
         snprintf(what, sizeof(what),
                  "%s, %s: %d of %d rows of mixed steps differ from those alone, by %.2g of %.1f",
                  name, modes[i].name, (int)num_differing, (int)num_rows, error / largest, largest);
-        count(is_same_bits ? num_differing == 0 : error <= BF16_ERROR * largest, what);
+        tell(is_same_bits ? num_differing == 0 : error <= BF16_ERROR * largest, what);
         for (int32_t seq = 0; seq < MAX_SEQS; seq++) {
             free(alone[seq]);
         }
@@ -858,14 +846,7 @@ int main(int argc, char **argv)
 
 int main(void)
 {
-    struct imbrex_device *device = NULL;
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) == IMBREX_STATUS_OK) {
-        imbrex_device_close(device);
-        return 1;
-    }
-    printf("%s\n", err.message);
-    return SKIPPED;
+    return check_absent();
 }
 
 #endif

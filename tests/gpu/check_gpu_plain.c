@@ -6,13 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "imbrex_ops.h"
-
-#define SKIPPED 77
+#include "tests/gpu/gpu_check.h"
 
 #if IMBREX_CUDA
-#include "bench/cuda/gpu.h"
 #include "ops/cuda/backend_cuda.h"
+#include "tests/gpu/gpu_session.h"
 
 #define GUARD_BYTES 256
 #define CANARY 0xca
@@ -21,46 +19,6 @@
 #define NUM_LAYERS 2
 #define LAYER_IDX 1
 #define EPS 1e-5f
-
-static int num_passed, num_failed;
-static struct gpu gpu;
-static struct imbrex_device *device;
-
-static void count(bool is_right, const char *what)
-{
-    if (is_right) {
-        num_passed++;
-    } else {
-        num_failed++;
-        printf("FAILED: %s\n", what);
-    }
-}
-
-/* For what the rest needs. */
-static void require(bool is_ok, const char *what)
-{
-    if (!is_ok) {
-        printf("%s failed; %d passed, %d failed\n", what, num_passed, num_failed + 1);
-        exit(1);
-    }
-}
-
-static uint64_t random_state = 1;
-
-static uint32_t random_bits(void)
-{
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(random_state >> 33);
-}
-
-static double random_normal(void)
-{
-    double sum = 0.0;
-    for (int i = 0; i < 12; i++) {
-        sum += (double)random_bits() * 0x1p-31;
-    }
-    return sum - 6.0;
-}
 
 /* ---- arrays on both sides ---- */
 
@@ -938,31 +896,19 @@ static void run_all(void)
 
 int main(void)
 {
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) != IMBREX_STATUS_OK) {
-        printf("%s\n", err.message);
-        return err.status == IMBREX_STATUS_UNSUPPORTED ? SKIPPED : 1;
+    int exit_code = 0;
+    if (!check_begin(&exit_code)) {
+        return exit_code;
     }
-    require(gpu_open(0, &gpu), "GPU");
     run_all();
-    imbrex_device_close(device);
-    gpu_close(&gpu);
-    printf("%d passed, %d failed\n", num_passed, num_failed);
-    return num_failed > 0 ? 1 : 0;
+    return check_end();
 }
 
 #else
 
 int main(void)
 {
-    struct imbrex_device *device = NULL;
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) == IMBREX_STATUS_OK) {
-        imbrex_device_close(device);
-        return 1;
-    }
-    printf("%s\n", err.message);
-    return SKIPPED;
+    return check_absent();
 }
 
 #endif

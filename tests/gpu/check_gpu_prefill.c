@@ -7,13 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "imbrex_ops.h"
-
-#define SKIPPED 77
+#include "tests/gpu/gpu_check.h"
 
 #if IMBREX_CUDA
-#include "bench/cuda/gpu.h"
 #include "ops/cuda/backend_cuda.h"
+#include "tests/gpu/gpu_session.h"
 
 #define CANARY 0xcaca
 #define CANARY_ELEMENTS 256
@@ -22,29 +20,7 @@
 #define MAX_SEQS 300
 #define NO_BLOCK 0x7ffffff0 /* in a table, behind the blocks of its sequence */
 
-static int num_passed, num_failed;
-static struct gpu gpu;
-static struct imbrex_device *device;
 static struct backend *backend;
-
-static void count(bool is_right, const char *what)
-{
-    if (is_right) {
-        num_passed++;
-    } else {
-        num_failed++;
-        printf("FAILED: %s\n", what);
-    }
-}
-
-/* For what the rest needs. */
-static void require(bool is_ok, const char *what)
-{
-    if (!is_ok) {
-        printf("%s failed; %d passed, %d failed\n", what, num_passed, num_failed + 1);
-        exit(1);
-    }
-}
 
 static void *take(size_t num_bytes)
 {
@@ -728,14 +704,13 @@ static void run_checks(int32_t head_dim)
 int main(int argc, char **argv)
 {
     struct imbrex_error err = {0};
+    int exit_code = 0;
     const struct backend_cuda_options options = {.activation_dtype = DTYPE_BF16};
     const struct backend_shape shape = {.head_dim = 128};
 
-    if (imbrex_device_open(0, NULL, &device, &err) != IMBREX_STATUS_OK) {
-        printf("%s\n", err.message);
-        return err.status == IMBREX_STATUS_UNSUPPORTED ? SKIPPED : 1;
+    if (!check_begin(&exit_code)) {
+        return exit_code;
     }
-    require(gpu_open(0, &gpu), "GPU");
     require(backend_cuda_create_on(device, &options, &shape, NULL, 0, &backend, &err) ==
                 IMBREX_STATUS_OK,
             "backend");
@@ -745,23 +720,14 @@ int main(int argc, char **argv)
         bench_all();
     }
     backend_destroy(backend);
-    imbrex_device_close(device);
-    gpu_close(&gpu);
-    printf("%d passed, %d failed\n", num_passed, num_failed);
-    return num_failed > 0 ? 1 : 0;
+    return check_end();
 }
 
 #else
 
 int main(void)
 {
-    struct imbrex_device *device = NULL;
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) == IMBREX_STATUS_OK) {
-        return 1;
-    }
-    printf("%s\n", err.message);
-    return SKIPPED;
+    return check_absent();
 }
 
 #endif

@@ -7,14 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "imbrex_ops.h"
-
-#define SKIPPED 77
+#include "tests/gpu/gpu_check.h"
 
 #if IMBREX_CUDA
 #include "base/memory.h"
-#include "bench/cuda/gpu.h"
 #include "ops/cuda/backend_cuda.h"
+#include "tests/gpu/gpu_session.h"
 
 #define CANARY 0xca
 #define CANARY_BYTES 256
@@ -23,31 +21,7 @@
 #define MAX_BIAS 4096
 #define HOST_THREADS 8
 
-static int num_passed, num_failed;
-static struct gpu gpu;
-static struct imbrex_device *device;
 static struct ops *ops; /* of the reference */
-
-static void count(bool is_right, const char *what)
-{
-    if (is_right) {
-        num_passed++;
-        return;
-    }
-    num_failed++;
-    if (num_failed <= 40) {
-        printf("FAILED: %s\n", what);
-    }
-}
-
-/* For what the rest needs. */
-static void require(bool is_ok, const char *what)
-{
-    if (!is_ok) {
-        printf("%s failed; %d passed, %d failed\n", what, num_passed, num_failed + 1);
-        exit(1);
-    }
-}
 
 static void *allocate(size_t num_bytes)
 {
@@ -59,12 +33,9 @@ static void *allocate(size_t num_bytes)
 
 /* ---- random numbers -------------------------------------------------------------------------- */
 
-static uint64_t random_state = 1;
-
 static uint32_t random_below(uint32_t end)
 {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) * end >> 31);
+    return (uint32_t)((uint64_t)random_bits() * end >> 31);
 }
 
 static float random_fraction(void)
@@ -72,7 +43,7 @@ static float random_fraction(void)
     return (float)random_below(1 << 24) * 0x1p-24f;
 }
 
-static float random_normal(void)
+static float random_float(void)
 {
     float radius = sqrtf(-2.0f * logf(random_fraction() + 0x1p-25f));
     return radius * cosf(6.2831853f * random_fraction());
@@ -202,7 +173,7 @@ static void fill_logits(float *logits, int32_t num_ids, int32_t vocab_size, enum
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     float scale = scales[random_below(4)];
     for (int32_t id = 0; id < vocab_size; id++) {
-        float normal = scale * random_normal();
+        float normal = scale * random_float();
         switch (kind) {
         case LOGITS_FLAT:
             logits[id] = scale;
@@ -252,7 +223,7 @@ static void add_bias(struct problem *problem, struct sample_row *row)
     for (int32_t i = 0; i < wanted; i++) {
         struct imbrex_logit_bias *entry = &problem->bias[problem->num_bias++];
         entry->token_id = (int32_t)random_below((uint32_t)problem->params.vocab_size);
-        entry->bias = one_in(3) ? -INFINITY : 3.0f * random_normal();
+        entry->bias = one_in(3) ? -INFINITY : 3.0f * random_float();
         if (one_in(200)) {
             entry->bias = one_in(2) ? 1e30f : 3e38f; /* the second overflows with huge logits */
         }
@@ -710,7 +681,7 @@ static void bench(void)
     for (int32_t i = 0; i < BENCH_ROWS; i++) {
         for (int32_t id = 0; id < BENCH_VOCAB; id++) {
             logits[(int64_t)i * BENCH_VOCAB + id] =
-                i < 4 ? 2.0f * random_normal()
+                i < 4 ? 2.0f * random_float()
                       : logits[(int64_t)(i % 4) * BENCH_VOCAB + (id + 1000 * i) % BENCH_VOCAB];
         }
         for (int j = 0; j < 40; j++) {
@@ -778,37 +749,27 @@ static void bench(void)
 int main(int argc, char **argv)
 {
     struct imbrex_error err = {0};
+    int exit_code = 0;
     bool is_bench = argc > 1 && strcmp(argv[1], "--bench") == 0;
     int scale = argc > 1 && !is_bench ? atoi(argv[1]) : 1;
 
-    if (imbrex_device_open(0, NULL, &device, &err) != IMBREX_STATUS_OK) {
-        printf("%s\n", err.message);
-        return err.status == IMBREX_STATUS_UNSUPPORTED ? SKIPPED : 1;
+    if (!check_begin(&exit_code)) {
+        return exit_code;
     }
-    require(gpu_open(0, &gpu), "GPU");
     require(ops_create(HOST_THREADS, UINT32_MAX, NULL, 0, &ops, &err) == IMBREX_STATUS_OK, "ops");
     run_all(scale);
-    printf("%d passed, %d failed\n", num_passed, num_failed);
     if (is_bench && num_failed == 0) {
         bench();
     }
     ops_destroy(ops);
-    imbrex_device_close(device);
-    gpu_close(&gpu);
-    return num_failed > 0 ? 1 : 0;
+    return check_end();
 }
 
 #else
 
 int main(void)
 {
-    struct imbrex_device *device = NULL;
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) == IMBREX_STATUS_OK) {
-        return 1;
-    }
-    printf("%s\n", err.message);
-    return SKIPPED;
+    return check_absent();
 }
 
 #endif

@@ -8,57 +8,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "imbrex_ops.h"
-
-#define SKIPPED 77
+#include "tests/gpu/gpu_check.h"
 
 #if IMBREX_CUDA
-#include "bench/cuda/gpu.h"
 #include "ops/cuda/backend_cuda.h"
+#include "tests/gpu/gpu_session.h"
 
 #define CANARY 0xca
 #define CANARY_BYTES 256
 
-static int num_passed, num_failed;
-static struct gpu gpu;
-static struct imbrex_device *device;
 static struct backend *backend;
 
-/* For what the rest needs. */
-static void require(bool is_ok, const char *what)
+static void count_because(bool is_right, const char *what, const char *why)
 {
-    if (!is_ok) {
-        printf("%s failed; %d passed, %d failed\n", what, num_passed, num_failed + 1);
-        exit(1);
-    }
+    char line[512];
+    (void)snprintf(line, sizeof(line), "%s: %s", what, why);
+    count(is_right, line);
 }
-
-static void count(bool is_right, const char *what, const char *why)
-{
-    if (is_right) {
-        num_passed++;
-    } else {
-        num_failed++;
-        printf("FAILED: %s: %s\n", what, why);
-    }
-}
-
-static uint64_t random_state = 1;
 
 static uint32_t random_below(uint32_t limit)
 {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(random_state >> 33) % limit;
-}
-
-static double random_normal(void)
-{
-    double sum = 0.0;
-    for (int i = 0; i < 12; i++) {
-        random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-        sum += (double)(random_state >> 33) * 0x1p-31;
-    }
-    return sum - 6.0;
+    return random_bits() % limit;
 }
 
 /* ---- memory on both sides, canaries around the GPU's ---- */
@@ -106,7 +76,7 @@ static void memory_download(const struct memory *memory, const char *what)
         is_intact &= before[i] == CANARY && behind[i] == CANARY;
     }
     if (!is_intact) {
-        count(false, what, "memory beside a result was written");
+        count_because(false, what, "memory beside a result was written");
     }
 }
 
@@ -282,7 +252,7 @@ static void check_again(void (*call)(const void *params), const void *params,
     }
     run(call, params, what);
     memory_download(result, what);
-    count(memcmp(first, result->host, result->num_bytes) == 0, what, "two runs differ");
+    count_because(memcmp(first, result->host, result->num_bytes) == 0, what, "two runs differ");
     free(first);
 }
 
@@ -324,7 +294,7 @@ static void check_project(int32_t m, int32_t n, int32_t k, bool has_bias)
             judge(&verdict, "hidden", i, j, (double)f32_of(&hidden)[at], expected);
         }
     }
-    count(verdict.is_right, what, verdict.why);
+    count_because(verdict.is_right, what, verdict.why);
     check_again(call_project, &params, &hidden, &before, what);
     free(row);
     memory_destroy(&a);
@@ -383,7 +353,7 @@ static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias)
                   rounded(expected));
         }
     }
-    count(verdict.is_right, what, verdict.why);
+    count_because(verdict.is_right, what, verdict.why);
     check_again(call_mlp, &params, &d, NULL, what);
 
     /* Catches rows that depend on those beside them. */
@@ -399,8 +369,8 @@ static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias)
         memory_poison(&d);
         run(call_mlp, &params, what);
         memory_download(&d, what);
-        count(memcmp(last, bf16_of(&d) + last_at, (size_t)intermediate * 2) == 0, what,
-              "a row depends on the others");
+        count_because(memcmp(last, bf16_of(&d) + last_at, (size_t)intermediate * 2) == 0, what,
+                      "a row depends on the others");
         free(last);
     }
     free(rows);
@@ -450,7 +420,7 @@ static void check_logits(int32_t m, int32_t vocab, int32_t k)
                   expected);
         }
     }
-    count(verdict.is_right, what, verdict.why);
+    count_because(verdict.is_right, what, verdict.why);
     check_again(call_logits, &params, &logits, NULL, what);
     free(rows);
     memory_destroy(&hidden);
@@ -620,12 +590,12 @@ static void check_qkv(const struct qkv_case *c)
             }
         }
     }
-    count(verdict.is_right, what, verdict.why);
+    count_because(verdict.is_right, what, verdict.why);
     bool is_intact = true;
     for (size_t i = 0; i < cache.num_bytes; i++) {
         is_intact &= cache.host[i] == CANARY;
     }
-    count(is_intact, what, "the cache was written beside the slots");
+    count_because(is_intact, what, "the cache was written beside the slots");
 
     /* Catches sums whose order depends on the run, in q and in the cache. */
     memory_download(&cache, what);
@@ -906,6 +876,7 @@ static void bench_all(void)
 int main(int argc, char **argv)
 {
     struct imbrex_error err = {0};
+    int exit_code = 0;
     struct backend_cuda_options options = {.activation_dtype = DTYPE_BF16};
     struct backend_shape shape = {.hidden_size = 64,
                                   .intermediate_size = 64,
@@ -915,12 +886,10 @@ int main(int argc, char **argv)
                                   .head_dim = 64,
                                   .activation_dtype = DTYPE_BF16};
 
-    if (imbrex_device_open(0, NULL, &device, &err) != IMBREX_STATUS_OK) {
-        printf("%s\n", err.message);
-        return err.status == IMBREX_STATUS_UNSUPPORTED ? SKIPPED : 1;
+    if (!check_begin(&exit_code)) {
+        return exit_code;
     }
     require(argc < 2 || argv[1][0] == '-' || atoi(argv[1]) > 0, "argument");
-    require(gpu_open(0, &gpu), "GPU");
     require(backend_cuda_create_on(device, &options, &shape, NULL, 0, &backend, &err) ==
                 IMBREX_STATUS_OK,
             "backend");
@@ -930,23 +899,14 @@ int main(int argc, char **argv)
         check_all(argc > 1 ? (size_t)strtoul(argv[1], NULL, 10) : 1);
     }
     backend_destroy(backend);
-    imbrex_device_close(device);
-    gpu_close(&gpu);
-    printf("%d passed, %d failed\n", num_passed, num_failed);
-    return num_failed > 0 ? 1 : 0;
+    return check_end();
 }
 
 #else
 
 int main(void)
 {
-    struct imbrex_device *device = NULL;
-    struct imbrex_error err = {0};
-    if (imbrex_device_open(0, NULL, &device, &err) == IMBREX_STATUS_OK) {
-        return 1;
-    }
-    printf("%s\n", err.message);
-    return SKIPPED;
+    return check_absent();
 }
 
 #endif

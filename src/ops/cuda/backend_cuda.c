@@ -6,13 +6,17 @@
 #include "ops/cuda/device_cuda.h"
 
 /* From here on a kernel takes so long that beginning the next one early gains nothing, and CTAs
- * that wait take their place on the SMs from those that work: such steps were slower with it. The
- * matrix kernels, which are one CTA an SM, keep it. */
+ * that wait take their place on the SMs from those that work: such steps were slower with it. */
 #define LONG_STEP_TOKENS 4096
 
 static struct backend_cuda *cuda_of(struct backend *backend)
 {
     return (struct backend_cuda *)(void *)backend;
+}
+
+bool cuda_is_without(const struct backend_cuda *cuda, enum imbrex_ablation part)
+{
+    return (cuda->options.ablations & (uint32_t)part) != 0;
 }
 
 void cuda_keep(struct backend_cuda *cuda, enum imbrex_status status)
@@ -40,7 +44,7 @@ void cuda_launch(struct backend_cuda *cuda, const struct op_launch *launch, cons
     if (cuda->status != IMBREX_STATUS_OK) {
         return;
     }
-    if (cuda->overlaps) {
+    if (cuda->device->overlap_launches) {
         attributes[num_attributes++] =
             (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                 .value.programmaticStreamSerializationAllowed = 1};
@@ -77,9 +81,7 @@ static void cuda_begin(struct backend *backend, void *stream_handle)
 {
     struct backend_cuda *cuda = cuda_of(backend);
     cuda->stream = stream_handle;
-    cuda->overlaps = (cuda->options.ablations & IMBREX_ABLATE_PDL) == 0;
-    /* What the matrix kernels of imbrex_ops.h look at. */
-    cuda->device->overlap_launches = cuda->overlaps;
+    cuda->device->overlap_launches = !cuda_is_without(cuda, IMBREX_ABLATE_PDL);
     cuda->status = IMBREX_STATUS_OK;
 }
 
@@ -97,11 +99,6 @@ static bool is_few(const struct backend_cuda *cuda, int32_t num_tokens)
     return num_tokens <= CUDA_SMALL_TOKENS && !cuda->options.batch_invariant;
 }
 
-static bool is_omitted(const struct backend_cuda *cuda, enum imbrex_ablation part)
-{
-    return (cuda->options.ablations & (uint32_t)part) != 0;
-}
-
 static void call_rope_table(struct backend *backend, const struct rope_table_params *params)
 {
     cuda_rope_table(cuda_of(backend), params);
@@ -116,7 +113,7 @@ static void call_history(struct backend *backend, const struct history_params *p
 static void call_embedding(struct backend *backend, const struct embedding_params *params)
 {
     struct backend_cuda *cuda = cuda_of(backend);
-    cuda->overlaps &= params->num_tokens < LONG_STEP_TOKENS;
+    cuda->device->overlap_launches &= params->num_tokens < LONG_STEP_TOKENS;
     cuda_embedding(cuda, params);
 }
 
@@ -136,8 +133,8 @@ static void call_attend(struct backend *backend, const struct attend_params *par
 {
     struct backend_cuda *cuda = cuda_of(backend);
     int32_t head_dim = params->kv.head_dim;
-    bool is_ablated = (cuda->options.ablations & IMBREX_ABLATE_ATTENTION) != 0;
-    if (is_omitted(cuda, IMBREX_OMIT_ATTENTION)) {
+    bool is_ablated = cuda_is_without(cuda, IMBREX_ABLATE_ATTENTION);
+    if (cuda_is_without(cuda, IMBREX_OMIT_ATTENTION)) {
         return;
     }
     if (cuda->options.activation_dtype != DTYPE_BF16 || head_dim % 16 != 0 || head_dim > 256) {
@@ -163,7 +160,8 @@ static void call_attend(struct backend *backend, const struct attend_params *par
 static void call_project(struct backend *backend, const struct project_params *params)
 {
     struct backend_cuda *cuda = cuda_of(backend);
-    if (params->in_features == cuda->shape.intermediate_size && is_omitted(cuda, IMBREX_OMIT_MLP)) {
+    if (params->in_features == cuda->shape.intermediate_size &&
+        cuda_is_without(cuda, IMBREX_OMIT_MLP)) {
         return;
     }
     if (cuda->is_plain) {
@@ -178,7 +176,7 @@ static void call_project(struct backend *backend, const struct project_params *p
 static void call_mlp(struct backend *backend, const struct mlp_params *params)
 {
     struct backend_cuda *cuda = cuda_of(backend);
-    if (is_omitted(cuda, IMBREX_OMIT_MLP)) {
+    if (cuda_is_without(cuda, IMBREX_OMIT_MLP)) {
         return;
     }
     if (cuda->is_plain) {
@@ -225,9 +223,9 @@ static const struct backend_functions cuda_functions = {
 
 size_t backend_cuda_scratch_bytes(const struct backend_shape *shape)
 {
-    const size_t sizes[] = {cuda_small_scratch_bytes(shape), cuda_large_scratch_bytes(shape),
+    const size_t sizes[] = {cuda_large_scratch_bytes(shape),
                             cuda_decode_attention_scratch_bytes(shape),
-                            cuda_sample_scratch_bytes(shape), cuda_plain_scratch_bytes(shape)};
+                            cuda_sample_scratch_bytes(shape)};
     size_t most = 0;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         most = sizes[i] > most ? sizes[i] : most;

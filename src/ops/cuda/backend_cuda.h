@@ -25,7 +25,6 @@ struct backend_cuda {
     struct backend_shape shape;
     bool is_plain; /* sizes that only the plain kernels take, or fp32 */
     CUstream stream;
-    bool overlaps; /* kernels begin while the one ahead of them ends */
     unsigned char *scratch;
     size_t scratch_bytes;
     enum imbrex_status status; /* of the first failure since begin */
@@ -53,6 +52,13 @@ struct op_launch {
 /* Launches on the backend's stream, with programmatic overlap unless ablated. After a failure it
  * does nothing. */
 void cuda_launch(struct backend_cuda *cuda, const struct op_launch *launch, const void *params);
+static inline int32_t divide_up(int32_t a, int32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Whether a part was ablated. */
+bool cuda_is_without(const struct backend_cuda *cuda, enum imbrex_ablation part);
 /* Keeps the first failure. */
 void cuda_keep(struct backend_cuda *cuda, enum imbrex_status status);
 
@@ -65,7 +71,6 @@ void cuda_small_qkv(struct backend_cuda *cuda, const struct qkv_params *params);
 void cuda_small_project(struct backend_cuda *cuda, const struct project_params *params);
 void cuda_small_mlp(struct backend_cuda *cuda, const struct mlp_params *params);
 void cuda_small_logits(struct backend_cuda *cuda, const struct logits_params *params);
-size_t cuda_small_scratch_bytes(const struct backend_shape *shape);
 
 /* Any number of tokens, on the Hopper GEMM. In batch-invariant mode the order of summation depends
  * on nothing but the matrix. */
@@ -124,6 +129,5 @@ void cuda_plain_attend(struct backend_cuda *cuda, const struct attend_params *pa
 void cuda_plain_project(struct backend_cuda *cuda, const struct project_params *params);
 void cuda_plain_mlp(struct backend_cuda *cuda, const struct mlp_params *params);
 void cuda_plain_logits(struct backend_cuda *cuda, const struct logits_params *params);
-size_t cuda_plain_scratch_bytes(const struct backend_shape *shape);
 
 #endif

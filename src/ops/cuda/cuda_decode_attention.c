@@ -42,8 +42,6 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
     int32_t num_items = params->num_seqs * split.num_columns * max_parts;
     int32_t num_clusters = DECODE_CLUSTERS(kv->head_dim, split.cta_heads);
     num_clusters = num_items < num_clusters ? num_items : num_clusters;
-    int64_t plane_bytes = (int64_t)kv->num_kv_heads * kv->block_size * kv->head_dim *
-                          (int64_t)dtype_block_bytes(kv->dtype);
     int64_t num_partials = (int64_t)params->num_seqs * params->num_heads * max_parts;
     float *partials = (float *)(void *)cuda->scratch;
     if (max_parts > 1 &&
@@ -58,14 +56,14 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
     struct decode_attention_kernel_params told = {
         .qkv = params->qkv,
         .d = params->d,
-        .keys = kv->blocks + 2 * params->layer_idx * plane_bytes,
+        .keys = kv->blocks + kv_view_layer_offset(kv, params->layer_idx),
         .block_tables = params->block_tables,
         .query_begin = params->query_begin,
         .seq_lens = params->seq_lens,
         .accums = partials,
         .extremes = partials + num_partials * kv->head_dim,
         .block_bytes = (int64_t)kv->block_bytes,
-        .value_bytes = plane_bytes,
+        .value_bytes = (int64_t)kv_view_plane_bytes(kv),
         .num_heads = params->num_heads,
         .num_kv_heads = kv->num_kv_heads,
         .group_heads = params->num_heads / kv->num_kv_heads,

@@ -92,7 +92,7 @@ void cuda_large_mlp(struct backend_cuda *cuda, const struct mlp_params *params)
         return;
     }
     if (params->gate_bias != NULL || params->up_bias != NULL ||
-        (cuda->options.ablations & IMBREX_ABLATE_MLP) != 0) {
+        cuda_is_without(cuda, IMBREX_ABLATE_MLP)) {
         mlp_unfused(cuda, params);
         return;
     }

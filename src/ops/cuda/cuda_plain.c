@@ -43,13 +43,9 @@ static void launch_product(struct backend_cuda *cuda, enum op_kernel kernel,
     }
 }
 
-/* As kv_view.h has it. */
 static struct plain_kv layer_of(const struct kv_view *kv, int32_t layer_idx)
 {
-    size_t plane_elements =
-        (size_t)kv->num_kv_heads * (size_t)kv->block_size * (size_t)kv->head_dim;
-    size_t layer_bytes = 2 * plane_elements * dtype_block_bytes(kv->dtype);
-    return (struct plain_kv){.blocks = kv->blocks + (size_t)layer_idx * layer_bytes,
+    return (struct plain_kv){.blocks = kv->blocks + kv_view_layer_offset(kv, layer_idx),
                              .block_bytes = (int64_t)kv->block_bytes,
                              .num_kv_heads = kv->num_kv_heads,
                              .block_size = kv->block_size,
@@ -148,10 +144,4 @@ void cuda_plain_logits(struct backend_cuda *cuda, const struct logits_params *pa
                                                   .num_rows = params->num_rows,
                                                   .in_features = params->hidden_size,
                                                   .out_features = params->vocab_size});
-}
-
-size_t cuda_plain_scratch_bytes(const struct backend_shape *shape)
-{
-    (void)shape;
-    return 0;
 }

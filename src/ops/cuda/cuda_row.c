@@ -5,7 +5,6 @@
 
 #define ROW_THREADS 256
 #define WARP_THREADS 32
-#define BF16_BYTES 2
 
 void cuda_embedding(struct backend_cuda *cuda, const struct embedding_params *params)
 {
@@ -35,11 +34,6 @@ void cuda_rope_table(struct backend_cuda *cuda, const struct rope_table_params *
                                     .grid_x = (uint32_t)(params->end - params->begin),
                                     .num_threads = ROW_THREADS},
                 &told);
-}
-
-static int32_t divide_up(int32_t a, int32_t b)
-{
-    return (a + b - 1) / b;
 }
 
 void cuda_rmsnorm(struct backend_cuda *cuda, const float *a, const int32_t *rows,
@@ -106,8 +100,7 @@ void cuda_rope_kv(struct backend_cuda *cuda, const struct qkv_params *params)
         .slot_mapping = params->slot_mapping,
         .blocks = kv->blocks,
         .block_bytes = (int64_t)kv->block_bytes,
-        .layer_offset = (int64_t)2 * params->layer_idx * kv->num_kv_heads * kv->block_size *
-                        kv->head_dim * BF16_BYTES,
+        .layer_offset = (int64_t)kv_view_layer_offset(kv, params->layer_idx),
         .num_groups = (int64_t)params->num_tokens * groups_of_token,
         .num_heads = params->num_heads,
         .num_kv_heads = kv->num_kv_heads,

@@ -26,11 +26,6 @@ struct small_product {
             OP_KERNEL_small_stream_##op##_32, OP_KERNEL_small_stream_##op##_64 \
     }
 
-static int32_t divide_up(int32_t a, int32_t b)
-{
-    return (a + b - 1) / b;
-}
-
 /* What a resident kernel keeps beside the chunks under way. */
 static uint32_t resident_base_bytes(const struct small_kernel_params *params)
 {
@@ -183,9 +178,7 @@ void cuda_small_qkv(struct backend_cuda *cuda, const struct qkv_params *params)
     int32_t num_all_heads = params->num_heads + 2 * kv->num_kv_heads;
     int32_t tiles_per_head = (kv->head_dim / 2 + 7) / 8;
     bool keeps_heads = params->q_norm != NULL || params->k_norm != NULL;
-    size_t layer_bytes = 2 * (size_t)kv->num_kv_heads * (size_t)kv->block_size *
-                         (size_t)kv->head_dim * dtype_block_bytes(DTYPE_BF16);
-    unsigned char *kv_layer = kv->blocks + (size_t)params->layer_idx * layer_bytes;
+    unsigned char *kv_layer = kv->blocks + kv_view_layer_offset(kv, params->layer_idx);
     struct small_product product = {
         .params = {.weight = params->q_proj.elements,
                    .a = params->hidden,
@@ -295,10 +288,4 @@ void cuda_small_logits(struct backend_cuda *cuda, const struct logits_params *pa
         .normed = params->normed,
     };
     launch(cuda, &product);
-}
-
-size_t cuda_small_scratch_bytes(const struct backend_shape *shape)
-{
-    (void)shape;
-    return 0;
 }

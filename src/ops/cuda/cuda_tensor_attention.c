@@ -40,19 +40,17 @@ void cuda_tensor_attend(struct backend_cuda *cuda, const struct attend_params *p
         return;
     }
     int32_t group_heads = params->num_heads / kv->num_kv_heads;
-    int64_t plane_bytes = (int64_t)kv->num_kv_heads * kv->block_size * kv->head_dim *
-                          (int64_t)dtype_block_bytes(kv->dtype);
     int64_t num_tiles =
         (int64_t)params->num_tokens * group_heads / choice->tile_rows + params->num_seqs;
     struct tensor_attention_kernel_params told = {
         .qkv = params->qkv,
         .d = params->d,
-        .keys = kv->blocks + 2 * params->layer_idx * plane_bytes,
+        .keys = kv->blocks + kv_view_layer_offset(kv, params->layer_idx),
         .block_tables = params->block_tables,
         .positions = params->positions,
         .query_begin = params->query_begin,
         .block_bytes = (int64_t)kv->block_bytes,
-        .value_bytes = plane_bytes,
+        .value_bytes = (int64_t)kv_view_plane_bytes(kv),
         .num_seqs = params->num_seqs,
         .num_tiles = (int32_t)num_tiles,
         .num_heads = params->num_heads,

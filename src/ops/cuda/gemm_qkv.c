@@ -190,7 +190,7 @@ static enum imbrex_status fill_params(struct backend_cuda *cuda, const struct qk
     tile->num_wide = ALL_WIDE;
     tile->cluster_m = plan->tile.cluster_m;
     tile->cluster_n = plan->tile.cluster_n;
-    tile->weights_settled = (cuda->options.ablations & IMBREX_ABLATE_PDL) == 0 ? 1 : 0;
+    tile->weights_settled = cuda->device->overlap_launches ? 1 : 0;
     tile->num_early = grid->num_blocks_m > 1 ? EARLY_STAGES : EARLY_STAGES_UNSHARED;
     told->cos_sin = params->cos_sin;
     told->q_norm = params->q_norm;
@@ -199,8 +199,7 @@ static enum imbrex_status fill_params(struct backend_cuda *cuda, const struct qk
     told->slot_mapping = params->slot_mapping;
     told->blocks = kv->blocks;
     told->block_bytes = (int64_t)kv->block_bytes;
-    told->layer_offset = (int64_t)2 * params->layer_idx * kv->num_kv_heads * kv->block_size *
-                         kv->head_dim * BF16_BYTES;
+    told->layer_offset = (int64_t)kv_view_layer_offset(kv, params->layer_idx);
     told->num_rows = params->num_tokens;
     told->q_columns = params->num_heads * kv->head_dim;
     told->rotated_columns = (params->num_heads + kv->num_kv_heads) * kv->head_dim;

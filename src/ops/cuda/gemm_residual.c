@@ -300,7 +300,7 @@ static enum imbrex_status fill_params(struct backend_cuda *cuda,
     tile->num_wide = is_mixed ? (int32_t)grid->num_wide : ALL_WIDE;
     tile->cluster_m = plan->tile.cluster_m;
     tile->cluster_n = plan->tile.cluster_n;
-    tile->weights_settled = (cuda->options.ablations & IMBREX_ABLATE_PDL) == 0 ? 1 : 0;
+    tile->weights_settled = cuda->device->overlap_launches ? 1 : 0;
     tile->num_early = grid->num_blocks_m > 1 ? EARLY_STAGES : EARLY_STAGES_UNSHARED;
     params->num_splits = plan->num_splits;
     params->tiles_of_split = plan->tiles_of_split;

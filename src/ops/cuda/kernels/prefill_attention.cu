@@ -373,8 +373,8 @@ __device__ __forceinline__ void write_output(const struct prefill_attention_para
         const int sequence_row = first_row + warp * 16 + row;
         if (sequence_row < tile.num_rows)
             *(uint4 *)((uint16_t *)p.d + row_offset(p, tile, sequence_row, stride, HEAD_DIM) +
-                       chunk * 8) = shared_load(place + chunk / 8 * Q_PANEL_BYTES +
-                                                row * ROW_BYTES + ((chunk % 8 ^ row % 8) << 4));
+                       chunk * 8) = shared_load_16(place + chunk / 8 * Q_PANEL_BYTES +
+                                                   row * ROW_BYTES + ((chunk % 8 ^ row % 8) << 4));
     }
 }
 

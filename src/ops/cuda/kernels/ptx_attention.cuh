@@ -16,22 +16,12 @@ __device__ __forceinline__ void tensor_load_box_4d(uint32_t shared, const CUtens
                  : "memory");
 }
 
-/* "st.shared", "ld.shared" of 16 bytes. */
+/* "st.shared" of 16 bytes. */
 __device__ __forceinline__ void shared_store(uint32_t shared, uint4 value)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x),
                  "r"(value.y), "r"(value.z), "r"(value.w)
                  : "memory");
-}
-
-__device__ __forceinline__ uint4 shared_load(uint32_t shared)
-{
-    uint4 value;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "r"(shared)
-                 : "memory");
-    return value;
 }
 
 /* "Matrix descriptor" of B with contiguous columns, 128-byte swizzle: pieces of 8 rows x 64 columns

@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PTX of single warps and threads, with which kernels work that use neither warpgroups nor the copy
- * engine; the rest is in ptx.cuh. A function is an instruction, sections are those of the PTX ISA
- * manual. */
+ * engine; the rest is in ptx.cuh, whose rules hold. Apart, so that the matrix kernels need not be
+ * compiled again when it changes. */
 #ifndef IMBREX_OPS_CUDA_KERNELS_PTX_WARP_CUH
 #define IMBREX_OPS_CUDA_KERNELS_PTX_WARP_CUH
 
-#include <stdint.h>
+#include "ops/cuda/kernels/ptx.cuh"
 
 /* ---- copies --------------------------------------------------------------------------------- */
+
+/* "cp.async", 16 bytes from global to shared memory past L1; both cache lines' halves are fetched
+ * into L2. */
+__device__ __forceinline__ void copy_async(uint32_t shared, const void *global)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global)
+                 : "memory");
+}
 
 /* "cp.async": 16 bytes, of which the first num_bytes are read and the rest become zeros. */
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void *global,
@@ -55,7 +63,32 @@ __device__ __forceinline__ void load_once_16_if(uint32_t (&d)[4], const void *gl
                  : "memory");
 }
 
-/* ---- clusters ------------------------------------------------------------------------------- */
+/* ---- barriers, clusters ---------------------------------------------------------------------- */
+
+/* "mbarrier.arrive": what this thread wrote to shared memory before is seen by those who wait. */
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* "%cluster_nctarank"; 1 where the launch has no clusters. */
+__device__ __forceinline__ uint32_t cluster_num_ctas(void)
+{
+    uint32_t count;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+    return count;
+}
+
+/* "ld.shared::cluster", an address from cluster_address. */
+__device__ __forceinline__ float4 cluster_load(uint32_t address)
+{
+    float4 value;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
 
 /* "barrier.cluster", its two halves. */
 __device__ __forceinline__ void cluster_arrive(void)
@@ -139,6 +172,17 @@ __device__ __forceinline__ void matrix_multiply_add(float (&accum)[4], const uin
         "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(accum[0]), "+f"(accum[1]), "+f"(accum[2]), "+f"(accum[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* The same of single registers, and in order with the asynchronous copies around it: sums.x and .y
+ * are row quad, sums.z and .w row quad + 8; a0 and a2 row quad of A, a1 and a3 row quad + 8. */
+__device__ __forceinline__ void mma_bf16(float4 &sums, uint32_t a0, uint32_t a1, uint32_t a2,
+                                         uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sums.x), "+f"(sums.y), "+f"(sums.z), "+f"(sums.w)
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 #endif

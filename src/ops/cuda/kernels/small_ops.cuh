@@ -6,7 +6,7 @@
 
 #include <cuda_bf16.h>
 
-#include "ops/cuda/kernels/ptx_mma.cuh"
+#include "ops/cuda/kernels/ptx_warp.cuh"
 #include "ops/cuda/kernels/small_params.h"
 
 enum small_op { SMALL_QKV, SMALL_PROJECT, SMALL_MLP, SMALL_LOGITS };

@@ -48,8 +48,8 @@ static __device__ __forceinline__ void stage_copy_activations(
         if (token < 8 * TILES_N) {
             bool is_there = token < params.num_tokens && k < params.in_features;
             const __nv_bfloat16 *a = (const __nv_bfloat16 *)params.a;
-            copy_async_or_zero(place, is_there ? a + (int64_t)token * params.in_features + k : a,
-                               is_there ? 16 : 0);
+            copy_async_16(place, is_there ? a + (int64_t)token * params.in_features + k : a,
+                          is_there ? 16 : 0);
         }
     }
 }
