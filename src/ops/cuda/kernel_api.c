@@ -38,6 +38,7 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
     static const char *const schedules[] = {
         [TILE_SCHEDULE_pingpong] = "pingpong",
         [TILE_SCHEDULE_cooperative] = "cooperative",
+        [TILE_SCHEDULE_gate_first] = "gate_first",
     };
     int32_t kernel_idx = 0;
 
@@ -46,7 +47,7 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
     *variant = (struct imbrex_kernel_variant){
         .name = kernel->name,
         .schedule = schedules[kernel->schedule],
-        .is_split = kernel->form == TILE_FORM_SPLIT,
+        .is_split = kernel->form == TILE_FORM_SPLIT && !kernel_serves(kernel, TILE_FORM_PAIR),
         .block_m = kernel->block_m,
         .block_n = kernel->block_n,
         .num_stages = kernel->num_stages,

@@ -10,6 +10,7 @@
     X(gemm_swiglu_pingpong)    \
     X(gemm_swiglu_cooperative) \
     X(gemm_swiglu_split)       \
+    X(gemm_swiglu_gate_first)  \
     X(gemm)                    \
     X(row)                     \
     X(plain)                   \

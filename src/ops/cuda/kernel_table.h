@@ -3,6 +3,7 @@
 #ifndef IMBREX_OPS_CUDA_KERNEL_TABLE_H
 #define IMBREX_OPS_CUDA_KERNEL_TABLE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,7 +17,12 @@ enum tile_form {
     TILE_FORM_PLAIN, /* one matrix, no activation */
 };
 
-enum tile_schedule { TILE_SCHEDULE_pingpong, TILE_SCHEDULE_cooperative };
+enum tile_schedule {
+    TILE_SCHEDULE_pingpong,
+    TILE_SCHEDULE_cooperative,
+    TILE_SCHEDULE_gate_first, /* TILE_FORM_SPLIT, though it takes matrices of any layout */
+    TILE_NUM_SCHEDULES
+};
 
 struct kernel_variant {
     const char *name; /* the symbol */
@@ -27,6 +33,13 @@ struct kernel_variant {
     int32_t shared_bytes;
     size_t params_bytes;
 };
+
+/* Whether it can take weights that lie in this form. */
+static inline bool kernel_serves(const struct kernel_variant *kernel, enum tile_form form)
+{
+    return kernel->form == form ||
+           (kernel->schedule == TILE_SCHEDULE_gate_first && form == TILE_FORM_PAIR);
+}
 
 /* Kernels of all ops, [0, kernel_table_count()). */
 int32_t kernel_table_count(void);
