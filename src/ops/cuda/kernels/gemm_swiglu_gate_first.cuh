@@ -216,12 +216,13 @@ __device__ __forceinline__ void compute_gate_first_tile(const struct gemm_tile_p
     const uint32_t stages = place.stages;
     float gate[NUM_M][1][COLUMNS / 2], up[NUM_M][1][COLUMNS / 2];
     uint32_t stage = position % NUM_STAGES;
+    uint32_t parity = position / NUM_STAGES & 1;
 
     trace_stage<TRACED>(trace, num_events, GATE_FIRST_STAGE_wait_for_gate, block);
     take_turn(self);
     trace_stage<TRACED>(trace, num_events, GATE_FIRST_STAGE_gate, block);
-    multiply_blocks<NUM_M, 1, COLUMNS, COLUMNS, A_BYTES, STAGE_BYTES, NUM_STAGES>(
-        gate, self, stages, stages + FULL, 0, p.num_k_blocks, stage, position / NUM_STAGES & 1);
+    multiply_blocks<NUM_M, 1, COLUMNS, COLUMNS, A_BYTES, STAGE_BYTES, NUM_STAGES, FULL>(
+        p, gate, self, stages, 0, stage, parity);
     if (!KEEPS_TURN && !is_alone)
         pass_turn(self);
     wgmma_wait<0>();
@@ -236,12 +237,13 @@ __device__ __forceinline__ void compute_gate_first_tile(const struct gemm_tile_p
 
     position += is_alone ? p.num_k_blocks : 2 * p.num_k_blocks;
     stage = position % NUM_STAGES;
+    parity = position / NUM_STAGES & 1;
     trace_stage<TRACED>(trace, num_events, GATE_FIRST_STAGE_wait_for_up, block);
     if (!is_alone)
         take_turn(self);
     trace_stage<TRACED>(trace, num_events, GATE_FIRST_STAGE_up, block);
-    multiply_blocks<NUM_M, 1, COLUMNS, COLUMNS, A_BYTES, STAGE_BYTES, NUM_STAGES>(
-        up, self, stages, stages + FULL, 0, p.num_k_blocks, stage, position / NUM_STAGES & 1);
+    multiply_blocks<NUM_M, 1, COLUMNS, COLUMNS, A_BYTES, STAGE_BYTES, NUM_STAGES, FULL>(
+        p, up, self, stages, 0, stage, parity);
     const tile_position tile = tile_at<BLOCK_N>(p, block, place.rank_m, place.rank_n);
     if (!is_alone)
         pass_turn(self);

@@ -384,28 +384,29 @@ __device__ __forceinline__ consumer consumer_of(const struct gemm_tile_params &p
     return self;
 }
 
-/* All k-blocks of a product, the first of them in `stage`, the last in what `stage` is then: that one
- * stays in flight and its stage held. `full`: of the first stage. */
+/* All k-blocks of a product, the first of them in `stage`, the last in what `stage` is then: that
+ * one stays in flight and its stage held. FULL: where the full barriers begin. */
 template <int NUM_M, int HALVES, int COLUMNS, int HALF_ROWS, int A_BYTES, int STAGE_BYTES,
-          int NUM_STAGES>
-__device__ __forceinline__ void multiply_blocks(float (&accum)[NUM_M][HALVES][COLUMNS / 2],
+          int NUM_STAGES, int FULL>
+__device__ __forceinline__ void multiply_blocks(const struct gemm_tile_params &p,
+                                                float (&accum)[NUM_M][HALVES][COLUMNS / 2],
                                                 const struct consumer &self, uint32_t stages,
-                                                uint32_t full, uint32_t a_offset, int num_k_blocks,
-                                                uint32_t &stage, uint32_t parity)
+                                                uint32_t a_offset, uint32_t &stage,
+                                                uint32_t &parity)
 {
     uint32_t held;
 
-    mbarrier_wait(full + 8 * stage, parity);
+    mbarrier_wait(stages + FULL + 8 * stage, parity);
     multiply_block<true, NUM_M, HALVES, COLUMNS, HALF_ROWS>(
         accum, stages + stage * STAGE_BYTES + a_offset, stages + stage * STAGE_BYTES + A_BYTES);
 #pragma unroll 1
-    for (int k_block = 1; k_block < num_k_blocks; k_block++) {
+    for (int k_block = 1; k_block < p.num_k_blocks; k_block++) {
         held = stage;
         if (++stage == NUM_STAGES) {
             stage = 0;
             parity ^= 1;
         }
-        mbarrier_wait(full + 8 * stage, parity);
+        mbarrier_wait(stages + FULL + 8 * stage, parity);
         multiply_block<false, NUM_M, HALVES, COLUMNS, HALF_ROWS>(
             accum, stages + stage * STAGE_BYTES + a_offset, stages + stage * STAGE_BYTES + A_BYTES);
         /* One k-block stays in flight; the one before it has been read. */
@@ -437,8 +438,8 @@ __device__ __forceinline__ void compute_tile(const struct gemm_tile_params &p, u
 
     if (SCHEDULE == pingpong)
         named_barrier_wait(BARRIER_TURN + self.group, 2 * THREADS_OF_GROUP);
-    multiply_blocks<NUM_M, HALVES, COLUMNS, BLOCK_N / HALVES, A_BYTES, STAGE_BYTES, NUM_STAGES>(
-        accum, self, stages, stages + FULL, a_offset, p.num_k_blocks, stage, parity);
+    multiply_blocks<NUM_M, HALVES, COLUMNS, BLOCK_N / HALVES, A_BYTES, STAGE_BYTES, NUM_STAGES,
+                    FULL>(p, accum, self, stages, a_offset, stage, parity);
     /* Found again: kept through the mainloop it would take registers from it. The tensor cores are
      * still busy here. */
     const tile_position tile = tile_at<BLOCK_N>(p, block, rank_m, rank_n);
