@@ -36,11 +36,11 @@ enum bench_clock {
 };
 
 struct bench_ops_settings {
-    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output;
+    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output, *trace;
     struct option_integer threads, cpu;
     struct option_integer op, plans, weights, clock, num_pairs, group_m;
     struct option_real replay_ms, energy_ms, near;
-    bool numerics, no_overlap, no_roofs;
+    bool numerics, no_overlap, no_roofs, hidden_share;
 };
 
 #define BENCH_MAX_SHAPES 32
