@@ -50,7 +50,7 @@ class BenchOps(TestCase):
         for name in ("gpu", "cpu:1", "cuda:", "cuda:x", "cuda:1x", "cuda:-1"):
             self.refused(["--device", name], "--device", name)
 
-    # Fault: a look at gate_first that is taken of another op, of a CPU, or of the last of many cells.
+    # Fault: a look at gate_first that is taken of another op, of a CPU, or of one of many cells.
     def test_gate_first(self):
         for option in (["--hidden-share"], ["--trace", "t.json"]):
             name = option[0]

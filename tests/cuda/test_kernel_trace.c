@@ -7,8 +7,8 @@
 
 #define MAX_EVENTS 6
 
-/* Two CTAs: of the first, consumer 0 computes Swish while consumer 1 is in its gate loop for half of
- * the time; a clock is half a nanosecond. The second does nothing but begin and end. */
+/* Two CTAs: of the first, consumer 0 computes Swish while consumer 1 is in its gate loop for half
+ * of the time; a clock is half a nanosecond. The second does nothing but begin and end. */
 static struct gate_first_track tracks[2][GATE_FIRST_TRACKS];
 static struct gate_first_event events[2][GATE_FIRST_TRACKS][MAX_EVENTS];
 

@@ -174,8 +174,8 @@ __device__ __forceinline__ void pass_turn(const struct consumer &self)
     named_barrier_arrive(BARRIER_TURN + 1 - self.group, 2 * THREADS_OF_GROUP);
 }
 
-/* Swish on all gate accumulators, done when the next barrier is reached. `never` is false, which the
- * compiler does not know: it would else move arithmetic behind barriers, to where the result is
+/* Swish on all gate accumulators, done when the next barrier is reached. `never` is false, which
+ * the compiler does not know: it would else move arithmetic behind barriers, to where the result is
  * used, and Swish would delay the products of up instead of being hidden. */
 template <int NUM_M, int COLUMNS>
 __device__ __forceinline__ void swish_all(float (&gate)[NUM_M][1][COLUMNS / 2], bool never,
@@ -197,8 +197,8 @@ __device__ __forceinline__ void swish_all(float (&gate)[NUM_M][1][COLUMNS / 2], 
 }
 
 /* One tile, WIDTH <= BLOCK_N rows of weights wide, half of them gate's: its pass over gate from
- * k-block `position` of all that the CTA computes on, that over up from `up_position` on. Alone: the
- * other consumer has no tile left, nor a turn to give. */
+ * k-block `position` of all that the CTA computes on, that over up behind the other consumer's over
+ * gate. Alone: the other consumer has no tile left, nor a turn to give. */
 template <int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS, int SWISH, bool TRACED,
           int WIDTH>
 __device__ __forceinline__ void compute_gate_first_tile(const struct gemm_tile_params &p,
