@@ -24,11 +24,22 @@
 #include "ops/cuda/kernels/gemm_tile.cuh"
 
 /* What becomes of Swish. All but the first exist to measure what it costs:
- *   hidden      computed after the turn has passed to the other consumer
- *   serialised  computed before: the turn is kept until the products are there and Swish is done
+ *   hidden      computed after the turn has passed to the other consumer, while loads go on
+ *   serialised  computed while nothing else goes on: the turn is kept until the products are there
+ *               and Swish is done, and nothing of the next pass is asked for before
  *   removed     not computed; results are gate * up
- *   held        not computed, but the turn is kept until the products are there */
+ *   held        not computed either, but turn and loads are held until the products are there */
 enum gate_first_swish { hidden, serialised, removed, held };
+
+/* Threads of one consumer alone; behind the barriers of turns. */
+enum { BARRIER_GROUP = BARRIER_TURN + 2 };
+
+/* Whether a pass over gate ends before anything of the next begins. Then a barrier stands behind the
+ * others: 8 bytes of those that the first stage's alignment leaves over. */
+template <int SWISH> __device__ __forceinline__ constexpr bool ends_pass(void)
+{
+    return SWISH == serialised || SWISH == held;
+}
 
 /* Notes that a stage begins, by one thread of the warpgroup. */
 template <bool TRACED>
@@ -90,7 +101,7 @@ __device__ __forceinline__ void load_half(const struct gemm_tile_params &p, cons
 }
 
 /* Brings the k-blocks of all passes in the order in which the consumers take turns. */
-template <int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS, bool TRACED>
+template <int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS, int SWISH, bool TRACED>
 __device__ __forceinline__ void produce_gate_first(const struct gemm_tile_params &p,
                                                    const struct gate_first_trace *trace,
                                                    const struct cta_place &place)
@@ -103,6 +114,7 @@ __device__ __forceinline__ void produce_gate_first(const struct gemm_tile_params
     const uint32_t stages = place.stages;
     const int num_blocks = p.num_blocks_m * p.num_blocks_n;
     uint32_t num_events = 0;
+    uint32_t pass_parity = 0;
     int k_block = 0;
 
     trace_begin<TRACED>(trace);
@@ -159,6 +171,10 @@ __device__ __forceinline__ void produce_gate_first(const struct gemm_tile_params
                 }
             }
             k_block = 0;
+            if (ends_pass<SWISH>() && !is_up) {
+                mbarrier_wait(stages + FULL + 16 * NUM_STAGES, pass_parity);
+                pass_parity ^= 1;
+            }
         }
     }
     trace_end<TRACED>(trace, num_events);
@@ -212,7 +228,6 @@ __device__ __forceinline__ void compute_gate_first_tile(const struct gemm_tile_p
     constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
     constexpr int STAGE_BYTES = A_BYTES + BLOCK_N / 2 * ROW_BYTES;
     constexpr int FULL = NUM_STAGES * STAGE_BYTES + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
-    constexpr bool KEEPS_TURN = SWISH == serialised || SWISH == held;
     const uint32_t stages = place.stages;
     float gate[NUM_M][1][COLUMNS / 2], up[NUM_M][1][COLUMNS / 2];
     uint32_t stage = position % NUM_STAGES;
@@ -223,7 +238,7 @@ __device__ __forceinline__ void compute_gate_first_tile(const struct gemm_tile_p
     trace_stage<TRACED>(trace, num_events, GATE_FIRST_STAGE_gate, block);
     multiply_blocks<NUM_M, 1, COLUMNS, COLUMNS, A_BYTES, STAGE_BYTES, NUM_STAGES, FULL>(
         p, gate, self, stages, 0, stage, parity);
-    if (!KEEPS_TURN && !is_alone)
+    if (!ends_pass<SWISH>() && !is_alone)
         pass_turn(self);
     wgmma_wait<0>();
     if (self.tells)
@@ -232,8 +247,13 @@ __device__ __forceinline__ void compute_gate_first_tile(const struct gemm_tile_p
     trace_stage<TRACED>(trace, num_events, GATE_FIRST_STAGE_swish, block);
     if (SWISH == hidden || SWISH == serialised)
         swish_all<NUM_M, COLUMNS>(gate, p.num_k_blocks < 0, self.slots);
-    if (KEEPS_TURN && !is_alone)
-        pass_turn(self);
+    if (ends_pass<SWISH>()) {
+        named_barrier_wait(BARRIER_GROUP + self.group, THREADS_OF_GROUP);
+        if (threadIdx.x % THREADS_OF_GROUP == 0)
+            mbarrier_arrive_cluster(cluster_address(stages + FULL + 16 * NUM_STAGES, place.rank));
+        if (!is_alone)
+            pass_turn(self);
+    }
 
     position += is_alone ? p.num_k_blocks : 2 * p.num_k_blocks;
     stage = position % NUM_STAGES;
@@ -314,12 +334,21 @@ __device__ __forceinline__ void gate_first_gemm(const struct gemm_tile_params &p
     static_assert(GEMM_TILE_SHARED_BYTES(BLOCK_M, HALF, NUM_STAGES, NUM_SLOTS) <=
                       GEMM_TILE_SHARED_LIMIT,
                   "shared memory of a CTA");
+    if (ends_pass<SWISH>() && threadIdx.x == 0) {
+        extern __shared__ unsigned char shared[];
+        const uint32_t stages =
+            (shared_address(shared) + SWIZZLE_ATOM_BYTES - 1) & ~(SWIZZLE_ATOM_BYTES - 1);
+        mbarrier_init(stages + NUM_STAGES * (BLOCK_M + HALF) * ROW_BYTES +
+                          2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES + 16 * NUM_STAGES,
+                      1);
+    }
     const struct cta_place place = begin_cta<BLOCK_M, HALF, NUM_STAGES, NUM_SLOTS, 1>(p);
 
     if (place.group == PRODUCER_GROUP) {
         registers_shrink<40>();
         if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP)
-            produce_gate_first<BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS, TRACED>(p, trace, place);
+            produce_gate_first<BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS, SWISH, TRACED>(p, trace,
+                                                                                       place);
     } else {
         registers_grow<232>();
         consume_gate_first<BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS, SWISH, TRACED>(p, trace, place);
