@@ -336,6 +336,10 @@ typedef void imbrex_range_end_fn(void *user);
 #define IMBREX_MAX_KV_CACHE_TOKENS (1 << 30) /* places of tokens are int32 */
 #define IMBREX_MAX_RUNNING 4096              /* sequences; a step plans all of them */
 #define IMBREX_MAX_STEP_TOKENS (1 << 16)     /* more only costs memory */
+/* Requests that begin in one step take together at most so many tokens out of the prefix cache for
+ * each of max_step_tokens, or those of one context if these are more: the rest begin in the steps
+ * that follow. Bounds what a step is told, 52 bytes for each such token. */
+#define IMBREX_STEP_CACHED_TOKENS 16
 
 /* What activations and the KV cache are kept in. */
 enum imbrex_compute {
