@@ -718,8 +718,9 @@ struct imbrex_engine_metrics {
     int64_t num_running, num_waiting;   /* sequences */
     int64_t kv_num_blocks, kv_num_free; /* free: those that can be given out, cached ones too */
     /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
-     * pass: planning, sampling, events. A GPU does not tell the forward time: then there is none,
-     * and overhead is a step without what the host waited. */
+     * pass: planning, sampling, events. Of a GPU forward time is that of all its work for a step,
+     * from when it was given or the step before was done, and overhead is a step without what the
+     * host waited. */
     struct imbrex_histogram ttft, itl, queue_time, step_time, forward_time, overhead;
 };
 
