@@ -47,7 +47,7 @@ static int32_t lead_tokens(const struct speed_test *test, int32_t max_step_token
         return 0;
     }
     int64_t num_cached = (int64_t)IMBREX_STEP_CACHED_TOKENS * max_step_tokens;
-    int64_t num_begin = test->depth == 0             ? test->batch
+    int64_t num_begin = test->depth == 0            ? test->batch
                         : num_cached >= test->depth ? num_cached / test->depth
                                                     : 1;
     return (int32_t)(test->batch * block_tokens / step_tokens + 3 +

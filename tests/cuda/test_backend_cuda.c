@@ -231,8 +231,7 @@ static struct fixture open_unfused(uint32_t ablations, size_t scratch_bytes)
     const struct backend_cuda_options options = {.activation_dtype = DTYPE_BF16,
                                                  .ablations = ablations};
     fake_reset();
-    assert_int_equal(cuda_device_create(&driver, 0, NULL, &fixture.device, NULL),
-                     IMBREX_STATUS_OK);
+    assert_int_equal(cuda_device_create(&driver, 0, NULL, &fixture.device, NULL), IMBREX_STATUS_OK);
     assert_int_equal(backend_cuda_create_on(fixture.device, &options, &fixture.shape, anything,
                                             scratch_bytes, &fixture.backend, NULL),
                      IMBREX_STATUS_OK);
@@ -248,9 +247,8 @@ static void test_unfused_mlp(void **state)
     static const struct {
         int32_t num_tokens;
         const char *fused;
-    } cases[] = {{1, "small_single_mlp_4"},
-                 {8, "small_resident_mlp_4"},
-                 {64, "small_stream_mlp_64"}};
+    } cases[] = {
+        {1, "small_single_mlp_4"}, {8, "small_resident_mlp_4"}, {64, "small_stream_mlp_64"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         size_t num_bytes = (size_t)cases[i].num_tokens * 2 * 128 * 2;
         struct fixture fixture = open_unfused(0, 0);

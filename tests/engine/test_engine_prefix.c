@@ -464,11 +464,16 @@ static void test_hints(void **state)
 int run_engine_prefix_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hints),           cmocka_unit_test(test_roomy),
-        cmocka_unit_test(test_asynchronous),    cmocka_unit_test(test_tight),
-        cmocka_unit_test(test_forced_eviction), cmocka_unit_test(test_what_is_found),
-        cmocka_unit_test(test_identity),        cmocka_unit_test(test_collisions),
-        cmocka_unit_test(test_policy_names),    cmocka_unit_test(test_weight_digest),
+        cmocka_unit_test(test_hints),
+        cmocka_unit_test(test_roomy),
+        cmocka_unit_test(test_asynchronous),
+        cmocka_unit_test(test_tight),
+        cmocka_unit_test(test_forced_eviction),
+        cmocka_unit_test(test_what_is_found),
+        cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_collisions),
+        cmocka_unit_test(test_policy_names),
+        cmocka_unit_test(test_weight_digest),
         cmocka_unit_test(test_beginning_together),
     };
     return cmocka_run_group_tests_name("engine_prefix", tests, set_up, tear_down);

@@ -317,8 +317,7 @@ static void check_project(int32_t m, int32_t n, int32_t k, bool has_bias)
 }
 
 /* d = silu(gate) * up */
-static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias,
-                      call_fn *call)
+static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias, call_fn *call)
 {
     bool is_unfused = call == call_unfused_mlp;
     struct memory hidden = f32_create((int64_t)m * k, 0.1, 3.0);

@@ -74,10 +74,11 @@ bool cuda_has_unfused_scratch(struct backend_cuda *cuda, int32_t num_tokens,
 {
     size_t num_bytes = unfused_bytes(num_tokens, intermediate_size);
     if (cuda->scratch_bytes < num_bytes) {
-        cuda_keep(cuda, error_set(&cuda->error, IMBREX_STATUS_INTERNAL,
-                                  "gate and up of %d tokens, unfused: expected %zu bytes of scratch "
-                                  "memory, found %zu",
-                                  (int)num_tokens, num_bytes, cuda->scratch_bytes));
+        cuda_keep(cuda,
+                  error_set(&cuda->error, IMBREX_STATUS_INTERNAL,
+                            "gate and up of %d tokens, unfused: expected %zu bytes of scratch "
+                            "memory, found %zu",
+                            (int)num_tokens, num_bytes, cuda->scratch_bytes));
         return false;
     }
     return true;
