@@ -723,8 +723,8 @@ enum imbrex_status executor_collect(struct executor *executor, struct executor_r
             (const struct imbrex_logprob *)(const void *)(place->host.results +
                                                           results_top_begin(
                                                               (size_t)layout->num_samples)),
-        .forward_ns = executor->backend->is_host ? place->forward_ns
-                                                 : executor->collected_ns - begin_ns,
+        .forward_ns =
+            executor->backend->is_host ? place->forward_ns : executor->collected_ns - begin_ns,
         .sample_ns = place->sample_ns,
     };
     return IMBREX_STATUS_OK;
