@@ -336,6 +336,10 @@ typedef void imbrex_range_end_fn(void *user);
 #define IMBREX_MAX_KV_CACHE_TOKENS (1 << 30) /* places of tokens are int32 */
 #define IMBREX_MAX_RUNNING 4096              /* sequences; a step plans all of them */
 #define IMBREX_MAX_STEP_TOKENS (1 << 16)     /* more only costs memory */
+/* Requests that begin in one step take together at most so many tokens out of the prefix cache for
+ * each of max_step_tokens, or those of one context if these are more: the rest begin in the steps
+ * that follow. Bounds what a step is told, 52 bytes for each such token. */
+#define IMBREX_STEP_CACHED_TOKENS 16
 
 /* What activations and the KV cache are kept in. */
 enum imbrex_compute {
@@ -714,8 +718,9 @@ struct imbrex_engine_metrics {
     int64_t num_running, num_waiting;   /* sequences */
     int64_t kv_num_blocks, kv_num_free; /* free: those that can be given out, cached ones too */
     /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
-     * pass: planning, sampling, events. A GPU does not tell the forward time: then there is none,
-     * and overhead is a step without what the host waited. */
+     * pass: planning, sampling, events. Of a GPU forward time is that of all its work for a step,
+     * from when it was given or the step before was done, and overhead is a step without what the
+     * host waited. */
     struct imbrex_histogram ttft, itl, queue_time, step_time, forward_time, overhead;
 };
 

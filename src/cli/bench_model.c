@@ -460,11 +460,16 @@ static int choose_sizes(struct model_bench *bench, struct imbrex_engine_options 
     return EXIT_CODE_OK;
 }
 
-static int check_shares(const struct model_bench *bench)
+static int check_gpu_options(const struct model_bench *bench)
 {
-    if (bench->settings->shares && bench->meter == NULL) {
-        output_error("bench model: --shares: expected a model that runs on a GPU with it, found "
-                     "one on the CPU");
+    const struct model_settings *settings = bench->settings;
+    bool has_energy = settings->energy_ms.given && settings->energy_ms.value > 0.0;
+    const char *name = settings->shares ? "shares" : has_energy ? "energy-ms" : NULL;
+
+    if (name != NULL && bench->meter == NULL) {
+        output_error("bench model: --%s: expected a model that runs on a GPU with it, found one on "
+                     "the CPU",
+                     name);
         return EXIT_CODE_INPUT;
     }
     return EXIT_CODE_OK;
@@ -485,7 +490,7 @@ static int create_engines(struct model_bench *bench, int32_t num_threads)
     options.num_threads = num_threads;
     exit_code = choose_sizes(bench, &options);
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = check_shares(bench);
+        exit_code = check_gpu_options(bench);
     }
     for (int32_t i = 0; i < bench->num_engines && exit_code == EXIT_CODE_OK; i++) {
         options.ablations = bench->engines[i].ablations;

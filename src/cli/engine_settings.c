@@ -310,8 +310,10 @@ int engine_settings_create(const struct engine_settings *settings, struct imbrex
         options->load_progress = draw_load;
         options->load_user = &has_bar;
     }
-    if (settings->nvtx) {
-        nvtx_open(options);
+    if (settings->nvtx && !nvtx_open(options)) {
+        output_error("--nvtx: expected a program that was built where the CUDA toolkit is, found "
+                     "one without it");
+        return EXIT_CODE_INPUT;
     }
     enum imbrex_status status = imbrex_engine_create(model, options, engine, &err);
     options->load_progress = NULL;

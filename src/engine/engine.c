@@ -29,6 +29,11 @@ static int32_t min_int32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
+static int32_t max_int32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
 static enum imbrex_status check_range(const char *field, int64_t value, int64_t max,
                                       struct imbrex_error *err)
 {
@@ -85,8 +90,10 @@ static struct batch_limits limits_of(const struct imbrex_engine_options *options
                                      const struct imbrex_memory_plan *plan,
                                      const struct target *target)
 {
+    int32_t max_history =
+        max_int32(plan->context_size, IMBREX_STEP_CACHED_TOKENS * plan->max_step_tokens);
     return (struct batch_limits){.max_tokens = plan->max_step_tokens,
-                                 .max_history = policy_of(options) != NULL ? plan->context_size : 0,
+                                 .max_history = policy_of(options) != NULL ? max_history : 0,
                                  .max_seqs = plan->max_running,
                                  .max_blocks = num_blocks_for(plan->context_size),
                                  .max_samples = plan->max_step_tokens + IMBREX_MAX_CHOICES,

@@ -53,7 +53,9 @@ struct executor_plan {
 struct executor_results {
     const struct sample_result *results;       /* [num_samples] */
     const struct imbrex_logprob *top_logprobs; /* [num_samples, layout.max_logprobs] */
-    int64_t forward_ns; /* forward pass and logits, as a host computed them; 0 on a GPU */
+    /* Forward pass and logits, as a host computed them; on a GPU the whole step, from when it was
+     * given or the one before it was done. */
+    int64_t forward_ns;
     int64_t sample_ns;
 };
 

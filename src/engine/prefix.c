@@ -91,7 +91,7 @@ void prefix_weight_digest(struct kv_hasher *hasher, const struct checkpoint *che
     struct kv_key digest;
     kv_hasher_root(hasher, &start, &checkpoint->seed, sizeof(checkpoint->seed), &digest);
     for (int32_t i = 0; i < checkpoint->num_tensors; i++) {
-        digest_tensor(hasher, checkpoint->tensors[i], checkpoint->region.base == NULL, &digest);
+        digest_tensor(hasher, checkpoint->tensors[i], !checkpoint->is_random, &digest);
     }
     memcpy(weight_digest, digest.words, sizeof(digest.words));
 }

@@ -154,6 +154,7 @@ class BenchModel(TestCase):
     # Fault: a combination that is silently taken for another one.
     def test_bad_combinations(self):
         self.refused(["--shares", "--device", "cpu"], "--shares", "GPU")
+        self.refused(["--energy-ms", "500", "--device", "cpu"], "--energy-ms", "GPU")
         self.refused(["--ablate", "mlp", "--device", "cpu"], "--ablate", "GPU")
         self.refused(["a.gguf", "-m", "b.gguf"], "MODEL", "--model")
         self.refused(["-d", "8", "--no-roofs"], "--depth", "16")

@@ -219,6 +219,81 @@ static void test_overlap(void **state)
     }
 }
 
+static struct fixture open_unfused(uint32_t ablations, size_t scratch_bytes)
+{
+    struct driver driver = fake_table();
+    struct fixture fixture = {.shape = {.hidden_size = 64,
+                                        .intermediate_size = 128,
+                                        .num_heads = 1,
+                                        .num_kv_heads = 1,
+                                        .head_dim = 64,
+                                        .activation_dtype = DTYPE_BF16}};
+    const struct backend_cuda_options options = {.activation_dtype = DTYPE_BF16,
+                                                 .ablations = ablations};
+    fake_reset();
+    assert_int_equal(cuda_device_create(&driver, 0, NULL, &fixture.device, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(backend_cuda_create_on(fixture.device, &options, &fixture.shape, anything,
+                                            scratch_bytes, &fixture.backend, NULL),
+                     IMBREX_STATUS_OK);
+    backend_begin(fixture.backend, NULL);
+    return fixture;
+}
+
+/* Catches: an ablation without effect on few tokens, a product of
+ * which scratch memory holds a part. */
+static void test_unfused_mlp(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t num_tokens;
+        const char *fused;
+    } cases[] = {
+        {1, "small_single_mlp_4"}, {8, "small_resident_mlp_4"}, {64, "small_stream_mlp_64"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        size_t num_bytes = (size_t)cases[i].num_tokens * 2 * 128 * 2;
+        struct fixture fixture = open_unfused(0, 0);
+        run_mlp(&fixture, cases[i].num_tokens);
+        assert_string_equal(fake.kernel, cases[i].fused);
+        assert_int_equal(backend_end(fixture.backend), IMBREX_STATUS_OK);
+        close_fixture(&fixture);
+
+        fixture = open_unfused(IMBREX_ABLATE_MLP, num_bytes);
+        run_mlp(&fixture, cases[i].num_tokens);
+        assert_string_equal(fake.kernel, "silu_mul");
+        assert_int_equal(fake.num_launches, cases[i].num_tokens == 64 ? 3 : 2);
+        assert_int_equal(backend_end(fixture.backend), IMBREX_STATUS_OK);
+        close_fixture(&fixture);
+
+        fixture = open_unfused(IMBREX_ABLATE_MLP, num_bytes - 1);
+        run_mlp(&fixture, cases[i].num_tokens);
+        assert_int_equal(fake.num_launches, 0);
+        assert_int_equal(backend_end(fixture.backend), IMBREX_STATUS_INTERNAL);
+        close_fixture(&fixture);
+    }
+}
+
+/* Catches: scratch memory for gate and up that nothing will use, or none where it is used. */
+static void test_scratch(void **state)
+{
+    (void)state;
+    struct backend_shape shape = {.hidden_size = 3584,
+                                  .intermediate_size = 18944,
+                                  .vocab_size = 152064,
+                                  .num_heads = 28,
+                                  .num_kv_heads = 4,
+                                  .head_dim = 128,
+                                  .max_tokens = 4096,
+                                  .max_seqs = 64,
+                                  .max_logit_rows = 64,
+                                  .max_samples = 64,
+                                  .context_size = 4096,
+                                  .activation_dtype = DTYPE_BF16};
+    size_t unfused_bytes = (size_t)2048 * 2 * 18944 * 2;
+    assert_true(backend_cuda_scratch_bytes(&shape) < unfused_bytes);
+    shape.has_unfused_mlp = true;
+    assert_int_equal(backend_cuda_scratch_bytes(&shape), unfused_bytes);
+}
+
 /* Catches: a failed launch that is forgotten, or after which the step goes on with what was never
  * computed. */
 static void test_each_call_fails(void **state)
@@ -259,6 +334,7 @@ int run_backend_cuda_tests(void)
         cmocka_unit_test(test_plain),      cmocka_unit_test(test_plain_with_tensor_attention),
         cmocka_unit_test(test_no_tokens),  cmocka_unit_test(test_overlap),
         cmocka_unit_test(test_long_steps), cmocka_unit_test(test_each_call_fails),
+        cmocka_unit_test(test_scratch),    cmocka_unit_test(test_unfused_mlp),
     };
     return cmocka_run_group_tests_name("backend_cuda", tests, NULL, NULL);
 }

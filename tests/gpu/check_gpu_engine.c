@@ -144,6 +144,7 @@ static uint64_t run_mix(struct imbrex_model *model, const struct mix *mix,
     }
     imbrex_engine_read_metrics(engine, &metrics);
     assert_int_equal(metrics.kv_num_free, metrics.kv_num_blocks);
+    assert_int_equal(metrics.forward_time.num_values, metrics.num_steps); /* the GPU's time */
     imbrex_engine_destroy(engine);
     return metrics.num_preemptions;
 }

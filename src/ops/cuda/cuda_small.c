@@ -250,8 +250,48 @@ void cuda_small_project(struct backend_cuda *cuda, const struct project_params *
     launch(cuda, &product);
 }
 
+/* Gate and up as the plain rows of one product, then the activation. The product is that of qkv,
+ * for heads of one tile each that nobody rotates or stores; positions and slots are read and not
+ * used. */
+static void mlp_unfused(struct backend_cuda *cuda, const struct mlp_params *params)
+{
+    int32_t num_tiles = 2 * params->intermediate_size / 16;
+    const int32_t *unused = (const int32_t *)(const void *)params->hidden;
+    struct small_product product = {
+        .params = {.weight = params->gate.elements,
+                   .a = params->hidden,
+                   .d = cuda->scratch,
+                   .positions = unused,
+                   .slot_mapping = unused,
+                   .num_tokens = params->num_tokens,
+                   .in_features = params->hidden_size,
+                   .out_features = 2 * params->intermediate_size,
+                   .num_tiles = num_tiles,
+                   .head_dim = 16,
+                   .num_heads = num_tiles,
+                   .block_size = 1,
+                   .tiles_per_head = 1,
+                   .keeps_heads = true},
+        .resident = RESIDENT_KERNELS(qkv),
+        .single = SINGLE_KERNELS(qkv),
+        .stream = STREAM_KERNELS(qkv),
+        .norm = &params->norm,
+        .normed = params->normed,
+    };
+    if (!cuda_has_unfused_scratch(cuda, params->num_tokens, params->intermediate_size)) {
+        return;
+    }
+    launch(cuda, &product);
+    cuda_silu_mul(cuda, cuda->scratch, params->gate_bias, params->up_bias, params->d,
+                  params->num_tokens, params->intermediate_size);
+}
+
 void cuda_small_mlp(struct backend_cuda *cuda, const struct mlp_params *params)
 {
+    if (cuda_is_without(cuda, IMBREX_ABLATE_MLP)) {
+        mlp_unfused(cuda, params);
+        return;
+    }
     struct small_product product = {
         .params = {.weight = params->gate.elements,
                    .a = params->hidden,
