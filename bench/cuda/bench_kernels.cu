@@ -205,8 +205,7 @@ BENCH_KERNEL bench_check(const __nv_bfloat16 *a, const __nv_bfloat16 *gate, cons
         u += up_bias[column];
     const double step = (k / 16 + 16) * 0x1p-22;
     /* The slope of an activation is at most 1.13. A product that is rounded to bf16 on the way adds
-     * 2^-9 of itself; so do the steps of an activation, up to three, to their results, and the
-     * argument of an exponential to it. */
+     * 2^-9 of itself, mostly; steps of an activation and the argument of an exponential, 2^-8. */
     const double g_error = step * g_size + (roundings > 1 ? fabs(g) * 0x1p-9 : 0.0);
     const double u_error = step * u_size + (roundings > 1 ? fabs(u) * 0x1p-9 : 0.0);
     const gating_value value = gate_double(gating, g, u);
@@ -214,7 +213,7 @@ BENCH_KERNEL bench_check(const __nv_bfloat16 *a, const __nv_bfloat16 *gate, cons
     const double inner = up != nullptr ? 1.13 * g_error * (fabs(value.up) + u_error) +
                                              fabs(value.activated) * u_error
                                        : g_error;
-    const double share = roundings > 2 ? (5.0 + 2.0 * fabs(g)) * 0x1p-9 : 0x1p-8;
+    const double share = roundings > 2 ? (5.0 + 2.0 * fabs(g)) * 0x1p-8 : 0x1p-8;
     const double bound = fabs(exact) * share + inner + 1e-30;
     const double error = fabs((double)__bfloat162float(found) - exact);
     float ratio = (float)(error / bound);

@@ -6,11 +6,16 @@
 #include "ops/dtype.h"
 #include "tests/gpu/gpu_session.h"
 
+void copy_to_gpu(CUdeviceptr to, const void *from, size_t num_bytes)
+{
+    require(GPU_CALL(&gpu, memcpy_htod, to, from, num_bytes) &&
+                GPU_CALL(&gpu, stream_synchronize, NULL),
+            "copy to the GPU");
+}
+
 void matrix_upload(struct matrix *matrix)
 {
-    require(
-        GPU_CALL(&gpu, memcpy_htod, matrix->buffer, matrix->host, (size_t)matrix->num_elements * 2),
-        "copy to the GPU");
+    copy_to_gpu(matrix->buffer, matrix->host, (size_t)matrix->num_elements * 2);
 }
 
 void matrix_download(struct matrix *matrix)

@@ -4,6 +4,7 @@
 #define IMBREX_TESTS_GPU_GPU_MATRIX_H
 
 #include <cuda.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* What lies around a matrix that was cleared. */
@@ -16,6 +17,9 @@ struct matrix {
     CUdeviceptr buffer, base; /* base: element 0 */
     int64_t rows, columns, stride, num_elements;
 };
+
+/* Returns when the bytes are there, which a copy from pageable memory alone does not wait for. */
+void copy_to_gpu(CUdeviceptr to, const void *from, size_t num_bytes);
 
 /* Normal values of this scale; everything around them is NaN: what is read by mistake shows. */
 struct matrix matrix_create(int64_t rows, int64_t columns, int64_t stride, double scale);

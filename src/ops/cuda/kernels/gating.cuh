@@ -21,17 +21,17 @@ __device__ __forceinline__ void round_pair(float &x, float &y)
     y = __uint_as_float(pair & 0xffff0000u);
 }
 
-/* 2^8 / (1 + 2^exponent). The factor keeps the argument of the reciprocal where its result is a
- * normal number. */
-__device__ __forceinline__ float scaled_logistic(float exponent)
+/* 1 / (1 + 2^exponent). The factor keeps the argument of the reciprocal where its result is a normal
+ * number. */
+__device__ __forceinline__ float logistic(float exponent)
 {
-    return reciprocal_approx(fmaf(exp2_approx(exponent), 0x1p-8f, 0x1p-8f));
+    return reciprocal_approx(fmaf(exp2_approx(exponent), 0x1p-8f, 0x1p-8f)) * 0x1p-8f;
 }
 
 /* x / (1 + e^(-alpha x)); scale is -alpha log2(e). */
 __device__ __forceinline__ float silu(float x, float scale)
 {
-    return x * scaled_logistic(x * scale) * 0x1p-8f;
+    return x * logistic(x * scale);
 }
 
 /* (1 + tanh u) / 2 is 1 / (1 + e^(-2 u)), which loses nothing where tanh is near -1; u = sqrt(2 /
@@ -39,7 +39,7 @@ __device__ __forceinline__ float silu(float x, float scale)
 __device__ __forceinline__ float gelu_tanh(float x)
 {
     const float slope = fmaf(x * x, -0.102943240f, -2.30220820f);
-    return x * scaled_logistic(x * slope) * 0x1p-8f;
+    return x * logistic(x * slope);
 }
 
 /* x P(normal < x). With q = P(normal > |x|), which never cancels, it is x q below zero and x - x q
@@ -57,7 +57,7 @@ __device__ __forceinline__ float gelu_erf(float x)
     p = fmaf(p, t, 0.101233631f);
     p = fmaf(p, t, 0.0996409357f);
     const float q = exp2_approx(x * x * -0.721347520f) * (t * p);
-    return fmaf(-fabsf(fminf(x, 16.0f)), q, fmaxf(x, 0.0f));
+    return fmaf(-fabsf(fminf(x, 16.0f)), q, fmaxf(x, -0.0f));
 }
 
 template <int COUNT>
@@ -91,8 +91,8 @@ __device__ __forceinline__ void activate(const struct gating_params &p, float (&
             float &x = gate[i], &y = gate[i + 1];
             float a = x * p.alpha, b = y * p.alpha;
             round_pair(a, b);
-            a = scaled_logistic(a * -1.44269504f) * 0x1p-8f;
-            b = scaled_logistic(b * -1.44269504f) * 0x1p-8f;
+            a = logistic(a * -1.44269504f);
+            b = logistic(b * -1.44269504f);
             round_pair(a, b);
             x *= a;
             y *= b;
