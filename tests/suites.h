@@ -65,6 +65,7 @@ X(backend_cuda)
 X(tensor_map)
 X(tile_choice)
 X(gemm_launch)
+X(gemm_semantics)
 X(gemm_residual)
 X(attention_launch)
 #endif

@@ -12,74 +12,8 @@
 
 #if IMBREX_CUDA
 #include "ops/dtype.h"
+#include "tests/gpu/gpu_matrix.h"
 #include "tests/gpu/gpu_session.h"
-
-#define CANARY 0xcaca
-#define CANARY_ELEMENTS 256
-
-/* ---- matrices on both sides ---- */
-
-/* [rows, columns] bf16 with a row stride; canaries before, behind and between the rows. */
-struct matrix {
-    uint16_t *host;
-    CUdeviceptr buffer, base; /* base: element 0 */
-    int64_t rows, columns, stride, num_elements;
-};
-
-static void matrix_upload(struct matrix *matrix)
-{
-    require(
-        GPU_CALL(&gpu, memcpy_htod, matrix->buffer, matrix->host, (size_t)matrix->num_elements * 2),
-        "copy to the GPU");
-}
-
-static void matrix_download(struct matrix *matrix)
-{
-    require(GPU_CALL(&gpu, stream_synchronize, gpu.stream) &&
-                GPU_CALL(&gpu, memcpy_dtoh, matrix->host, matrix->buffer,
-                         (size_t)matrix->num_elements * 2),
-            "copy from the GPU");
-}
-
-static uint16_t *matrix_at(const struct matrix *matrix, int64_t row, int64_t column)
-{
-    return matrix->host + CANARY_ELEMENTS + row * matrix->stride + column;
-}
-
-static void matrix_clear(struct matrix *matrix)
-{
-    for (int64_t i = 0; i < matrix->num_elements; i++) {
-        matrix->host[i] = CANARY;
-    }
-    matrix_upload(matrix);
-}
-
-static struct matrix matrix_create(int64_t rows, int64_t columns, int64_t stride, double scale)
-{
-    struct matrix matrix = {.rows = rows, .columns = columns, .stride = stride};
-    matrix.num_elements = rows * stride + 2 * CANARY_ELEMENTS;
-    matrix.host = malloc((size_t)matrix.num_elements * 2);
-    require(matrix.host != NULL, "memory");
-    require(GPU_CALL(&gpu, mem_alloc, &matrix.buffer, (size_t)matrix.num_elements * 2),
-            "memory of the GPU");
-    matrix.base = matrix.buffer + CANARY_ELEMENTS * 2;
-    for (int64_t i = 0; i < matrix.num_elements; i++) {
-        matrix.host[i] = 0x7fc0; /* NaN: what is read by mistake shows */
-    }
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < columns; j++) {
-            *matrix_at(&matrix, i, j) = bf16_from_float((float)(scale * random_normal()));
-        }
-    }
-    matrix_upload(&matrix);
-    return matrix;
-}
-
-static void matrix_destroy(struct matrix *matrix)
-{
-    (void)gpu.mem_free(matrix->buffer);
-    free(matrix->host);
-}
 
 /* ---- the product and its reference ---- */
 
@@ -295,8 +229,11 @@ static void check_variants(enum imbrex_kernel_op op, int variant_step)
         for (int padding = 0; padding < (is_swiglu ? 16 : 8); padding += 8) {
             struct problem problem = problem_create(is_swiglu, sides[s][0], sides[s][1],
                                                     sides[s][2], padding, !is_swiglu);
-            struct imbrex_kernel_shape shape = {op, (int32_t)problem.m, (int32_t)problem.n,
-                                                (int32_t)problem.k, is_swiglu && padding != 0};
+            struct imbrex_kernel_shape shape = {.op = op,
+                                                .m = (int32_t)problem.m,
+                                                .n = (int32_t)problem.n,
+                                                .k = (int32_t)problem.k,
+                                                .is_split = is_swiglu && padding != 0};
             make_reference(&problem);
             for (int32_t i = 0; i < imbrex_kernel_num_variants(op); i += variant_step) {
                 for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]); j++) {
@@ -384,7 +321,8 @@ static void check_same_bits(void)
     size_t num_bytes = (size_t)problem.d.num_elements * 2;
     uint16_t *first = malloc(num_bytes);
     require(first != NULL, "memory");
-    struct imbrex_kernel_shape shape = {IMBREX_KERNEL_OP_GEMM_SWIGLU, 300, 264, 512, false};
+    struct imbrex_kernel_shape shape = {
+        .op = IMBREX_KERNEL_OP_GEMM_SWIGLU, .m = 300, .n = 264, .k = 512};
     struct imbrex_kernel_plan plan;
     require(imbrex_kernel_choose(device, &shape, IMBREX_KERNEL_ANY_VARIANT, &plan, NULL) ==
                 IMBREX_STATUS_OK,

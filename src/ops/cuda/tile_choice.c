@@ -145,6 +145,8 @@ enum imbrex_status tile_check(const struct tile_machine *machine,
             [TILE_FORM_PAIR] = "one view of gate and up",
             [TILE_FORM_SPLIT] = "gate and up apart",
             [TILE_FORM_PLAIN] = "one matrix of weights",
+            [TILE_FORM_GENERAL_PAIR] = "one view of gate and up for any gating",
+            [TILE_FORM_GENERAL_SPLIT] = "gate and up apart for any gating",
         };
         return error_set(err, IMBREX_STATUS_UNSUPPORTED, "%s: reads %s, the shape has %s",
                          kernel->name, forms[kernel->form], forms[problem->form]);
