@@ -148,11 +148,9 @@ class Cell:
 class Bench:
     """The ways, and how they are timed."""
 
-    def __init__(self, options):
-        import torch
-        import paper_kernels
+    def __init__(self, options, torch, kernels):
         from imbrex import ops
-        self.torch, self.kernels, self.ops = torch, paper_kernels, ops
+        self.torch, self.kernels, self.ops = torch, kernels, ops
         self.options = options
         self.begin = time.monotonic()
         self.meter = Meter()
@@ -434,7 +432,7 @@ def head(torch):
 def command_run(options):
     try:
         import torch
-        import triton  # noqa: F401
+        import paper_kernels
     except ImportError as error:
         sys.exit(f"paper.py: expected the Python packages torch and triton: {error}")
     if not torch.cuda.is_available():
@@ -443,7 +441,7 @@ def command_run(options):
         import imbrex
         imbrex.load(options.library)
     torch.manual_seed(1)
-    bench = Bench(options)
+    bench = Bench(options, torch, paper_kernels)
     report = {**head(torch), "rounds": options.rounds, "sample_ms": SAMPLE_MS, "left_out": []}
     if options.commit:
         report["commit"] = options.commit
@@ -638,7 +636,7 @@ def write_plots(report, prefix):
             axes.legend(title="Qwen2.5")
         save_plot(pyplot, figure, prefix, name)
     found = report.get("numerics", [])
-    names = [name for name in (found[0]["ways"] if found else [])]
+    names = list(found[0]["ways"]) if found else []
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for name in names:
         points = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import (POINTER, c_bool, c_char, c_char_p, c_double, c_float, c_int32, c_int64,
                     c_size_t, c_uint32, c_uint64, c_void_p)
+from typing import Any
 
 c_enum = c_int32  # gcc and clang give every enum of these headers four bytes
 ERROR_MESSAGE_BYTES = 512
@@ -224,6 +225,16 @@ class CpuGemmParams(ctypes.Structure):
         ("in_features", c_int32), ("out_features", c_int32), ("dtype", c_int32),
         ("weight_dtype", c_int32),
     ]
+
+
+def field_names(struct: type[ctypes.Structure]) -> list[str]:
+    return [field[0] for field in struct._fields_]
+
+
+def values(struct: ctypes.Structure) -> dict[str, Any]:
+    """Fields by their names; strings decoded."""
+    found = ((name, getattr(struct, name)) for name in field_names(type(struct)))
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found}
 
 
 STRUCTS = [value for value in list(vars().values())

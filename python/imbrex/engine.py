@@ -70,7 +70,7 @@ def _optional_text(value: Optional[bytes]) -> Optional[str]:
 
 def _set_fields(struct: ctypes.Structure, values: Mapping[str, Any]) -> None:
     """Sets numbers; one that does not fit its field is refused instead of cut."""
-    types = dict(struct._fields_)
+    types = {field[0]: field[1] for field in struct._fields_}
     for name, value in values.items():
         if value is None:
             continue
@@ -141,7 +141,7 @@ class Model:
 
     def _take_ids(self, ids: Any, count: int) -> list[int]:
         try:
-            return ids[:count]
+            return list(ids[:count])
         finally:
             self._lib.imbrex_free(ids)
 
@@ -254,7 +254,8 @@ class Sampling:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         stops = (c_char_p * max(len(stop), 1))(*[_c_text(text, "stop") for text in stop])
         ends = _int_array(self.end_token_ids, "end_token_ids")
-        biases = (_abi.LogitBias * max(len(self.logit_bias), 1))(*self.logit_bias.items())
+        biases = (_abi.LogitBias * max(len(self.logit_bias), 1))(
+            *[_abi.LogitBias(token_id, bias) for token_id, bias in self.logit_bias.items()])
         special = {"stop", "end_token_ids", "logit_bias", "timeout", "salt"}
         _set_fields(options, {field.name: getattr(self, field.name)
                               for field in dataclasses.fields(self) if field.name not in special})
@@ -536,8 +537,7 @@ class Engine:
         fields of `struct imbrex_memory_plan`."""
         plan = _abi.MemoryPlan()
         self._lib.imbrex_engine_memory_plan(self._open_handle(), byref(plan))
-        return {name: value.decode() if isinstance(value, bytes) else value
-                for name, value in ((name, getattr(plan, name)) for name, _ in plan._fields_)}
+        return _abi.values(plan)
 
     def _open_handle(self) -> c_void_p:
         if not self._handle:

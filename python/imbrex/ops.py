@@ -121,9 +121,7 @@ def variants(op: str = "swiglu") -> list[dict[str, Any]]:
         variant = _abi.KernelVariant()
         err = _abi.Error()
         check(lib.imbrex_kernel_variant_describe(_ops[op], idx, byref(variant), byref(err)), err)
-        found.append({name: value.decode() if isinstance(value, bytes) else value
-                      for name, value in ((name, getattr(variant, name))
-                                          for name, _ in variant._fields_)})
+        found.append(_abi.values(variant))
     return found
 
 

@@ -4,6 +4,8 @@ are for what Python adds."""
 import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -260,3 +262,18 @@ def test_description(engine):
     assert described.eos_token_ids == (1, 2) and described.file_type is None
     plan = engine.memory_plan()
     assert plan["device"] == "cpu" and plan["num_threads"] == 2 and plan["kv_bytes"] > 0
+
+
+# Fault: the example does not run, or its errors are tracebacks.
+def test_example():
+    program = os.path.join(ROOT, "python", "examples", "generate.py")
+    environment = dict(os.environ, PYTHONPATH=os.path.join(ROOT, "python"))
+    code = ("import sys, imbrex, runpy; imbrex.load(sys.argv[1]); sys.argv[:2] = []; "
+            "runpy.run_path(sys.argv[0])")
+    library = imbrex._library.library()._name
+    for arguments, status, output in ((["One day"], 0, "One day, a little"),
+                                      (["One day", "/none"], 1, "NOT_FOUND: /none")):
+        result = subprocess.run([sys.executable, "-c", code, library, program, *arguments],
+                                capture_output=True, text=True, env=environment, timeout=60)
+        assert result.returncode == status, result.stderr
+        assert (result.stdout + result.stderr).startswith(output)

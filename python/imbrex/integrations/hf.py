@@ -59,10 +59,10 @@ class _Fused:
     _imbrex_rounding: str
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_proj, self.up_proj  # type: ignore[attr-defined]
+        gate, up = self.gate_proj, self.up_proj  # type: ignore
         gated = ops.swiglu(x, gate.weight, up.weight, gate_bias=gate.bias, up_bias=up.bias,
                            activation=self._imbrex_activation, rounding=self._imbrex_rounding)
-        return self.down_proj(gated)  # type: ignore[attr-defined]
+        return self.down_proj(gated)  # type: ignore
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class has no name to be found by: copies and pickles make it anew.
@@ -83,7 +83,7 @@ def _fused_class(base: type) -> type:
 
 
 def _new_fused(base: type) -> Any:
-    fused = _fused_class(base)
+    fused: Any = _fused_class(base)
     return fused.__new__(fused)
 
 
@@ -104,7 +104,7 @@ def _problem(module: Any) -> Optional[str]:
     if "forward" in vars(module):
         return "its forward is replaced already (offloading hooks do that)"
     for name in ("gate_proj", "up_proj", "down_proj"):
-        linear = getattr(module, name, None)
+        linear: Any = getattr(module, name, None)
         kind = type(linear)
         if name != "down_proj":
             if kind is not torch.nn.Linear:
@@ -154,8 +154,8 @@ def patch(model: torch.nn.Module, *, rounding: str = "exact") -> PatchReport:
             report.skipped.append((name, reason))
             continue
         module.__class__ = _fused_class(type(module))
-        module._imbrex_activation = _ACTIVATIONS[type(module.act_fn).__name__]  # type: ignore
-        module._imbrex_rounding = rounding  # type: ignore[assignment]
+        module._imbrex_activation = _ACTIVATIONS[type(module.act_fn).__name__]
+        module._imbrex_rounding = rounding
         report.patched.append(name)
     return report
 
