@@ -461,7 +461,7 @@ dist:
 
 wheel: $(BUILD)/libimbrex.so
 	@mkdir -p $(BUILD)/wheel
-	cd python && python3 -c 'import sys, wheel_backend as w; print(w.build_wheel(*sys.argv[1:2], \
+	@cd python && python3 -c 'import sys, wheel_backend as w; print(w.build_wheel(*sys.argv[1:2], \
 	    {"library": sys.argv[2]}))' $(abspath $(BUILD)/wheel) $(abspath $(BUILD)/libimbrex.so)
 
 clean:

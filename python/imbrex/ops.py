@@ -287,6 +287,12 @@ def _check_swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
                   gate_bias: Optional[torch.Tensor], up_bias: Optional[torch.Tensor],
                   interleave_rows: int) -> int:
     """intermediate_size of operands that fit together."""
+    shape = gate.shape
+    if (gate_bias is None and up_bias is None and interleave_rows == 0 and len(shape) == 2 and
+            shape == up.shape and x.dim() > 0 and shape[1] == x.shape[-1] and
+            x.dtype == gate.dtype == up.dtype == torch.bfloat16 and
+            x.get_device() == gate.get_device() == up.get_device()):
+        return shape[0]
     if gate.dim() != 2 or up.dim() != 2:
         raise ValueError(f"gate, up: expected two dimensions, found {gate.dim()} and {up.dim()}")
     size = _intermediate_size(gate, up, interleave_rows)
@@ -439,22 +445,46 @@ def _linear_cpu(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tens
     return d
 
 
-def _no_backward(name: str) -> Any:
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        raise NotImplementedError(f"{name}: no backward; compute the gradient without imbrex")
-    return backward
-
-
 for _name, _fake, _cuda, _on_cpu in (("swiglu", _swiglu_fake, _swiglu_cuda, _swiglu_cpu),
                                      ("linear", _linear_fake, _linear_cuda, _linear_cpu)):
     _library.impl(_name, _cuda, "CUDA")
     _library.impl(_name, _on_cpu, "CPU")
     torch.library.register_fake(f"imbrex::{_name}", _fake, lib=_library)
-    torch.library.register_autograd(f"imbrex::{_name}", _no_backward(f"imbrex.ops.{_name}"),
-                                    lib=_library)
 
 
 # ---- what people call -------------------------------------------------------------------------
+
+# A call through PyTorch's dispatcher to a kernel in Python takes longer than the rest of it: where
+# nothing listens there (no tracing, no tensor class or mode of somebody's), it is left out.
+try:
+    _num_modes = torch._C._len_torch_dispatch_stack
+    _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    _tracing_state = torch._C._get_tracing_state
+    _is_profiling = torch.autograd._profiler_enabled
+    _can_ask = True
+except AttributeError:  # a release that cannot tell
+    _can_ask = False
+_plain_types = (torch.Tensor, torch.nn.Parameter)
+_kernels: dict[str, tuple[Any, Any, Any]] = {
+    "swiglu": (_swiglu_cuda, _swiglu_cpu, torch.ops.imbrex.swiglu.default),
+    "linear": (_linear_cuda, _linear_cpu, torch.ops.imbrex.linear.default),
+}
+
+
+def _call(name: str, x: torch.Tensor, weight: torch.Tensor, other: torch.Tensor,
+          *arguments: Any) -> torch.Tensor:
+    """Runs an operator; the tensors are those whose classes may listen."""
+    on_cuda, on_cpu, dispatched = _kernels[name]
+    if (_can_ask and not torch.compiler.is_compiling() and type(x) in _plain_types and
+            type(weight) in _plain_types and type(other) in _plain_types and _num_modes() == 0 and
+            not _is_wrapped(x) and not _is_wrapped(weight) and _tracing_state() is None and
+            not _is_profiling()):
+        if x.is_cuda:
+            return on_cuda(x, *arguments)
+        if x.is_cpu:
+            return on_cpu(x, *arguments)
+    result: torch.Tensor = dispatched(x, *arguments)
+    return result
 
 
 def _refuse_grad(name: str, *tensors: Optional[torch.Tensor]) -> None:
@@ -464,10 +494,10 @@ def _refuse_grad(name: str, *tensors: Optional[torch.Tensor]) -> None:
                                   "call it under torch.no_grad() or torch.inference_mode()")
 
 
-def _number_of(name: str, value: str, choices: Sequence[str]) -> int:
+def _number_of(name: str, value: str, choices: tuple[str, ...]) -> int:
     if value not in choices:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
-    return list(choices).index(value)
+    return choices.index(value)
 
 
 def swiglu(x: torch.Tensor, gate: Optional[torch.Tensor] = None, up: Optional[torch.Tensor] = None,
@@ -514,8 +544,8 @@ def swiglu(x: torch.Tensor, gate: Optional[torch.Tensor] = None, up: Optional[to
     elif interleave_rows or up_first:
         raise ValueError("interleave_rows, up_first: expected only with gate_up")
     _refuse_grad("imbrex.ops.swiglu", x, gate, up, gate_bias, up_bias)
-    return torch.ops.imbrex.swiglu(
-        x, gate, up, gate_bias, up_bias, interleave_rows,
+    return _call(
+        "swiglu", x, gate, up, gate, up, gate_bias, up_bias, interleave_rows,
         _number_of("activation", activation, ACTIVATIONS), float(alpha), float(limit),
         float(up_offset), _number_of("rounding", rounding, ROUNDINGS), weights_settled,
         plan.as_list() if plan is not None else [])
@@ -529,5 +559,5 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor] =
     Returns [..., out_features] of x's dtype, contiguous. The rest is as for swiglu.
     """
     _refuse_grad("imbrex.ops.linear", x, weight, bias)
-    return torch.ops.imbrex.linear(x, weight, bias, weights_settled,
-                                   plan.as_list() if plan is not None else [])
+    return _call("linear", x, weight, weight, weight, bias, weights_settled,
+                 plan.as_list() if plan is not None else [])
