@@ -520,6 +520,7 @@ def summary_lines(rows):
     for slow, fast, what in (
             ("eager", "ours", "eager from a graph / ours"),
             ("eager plain", "ours plain", "eager call by call / ours call by call"),
+            ("eager plain", "ours", "eager call by call / ours from a graph"),
             ("eager", "gate_first", "eager from a graph / gate_first"),
             ("gate_first", "ours", "gate_first / ours"), ("act", "ours", "act / ours"),
             ("gemm", "ours", "gemm / ours"), ("triton", "ours", "triton / ours"),

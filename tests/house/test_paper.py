@@ -4,10 +4,13 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
+
+sys.dont_write_bytecode = True
 
 SCRIPTS = {name: os.path.join("bench", name + ".py") for name in ("paper", "hf_patch")}
 
@@ -132,6 +135,27 @@ class Paper(unittest.TestCase):
                     path = f"{prefix}-{name}.{ending}"
                     self.assertGreater(os.path.getsize(path), 1000)
                     os.remove(path)
+
+
+class Documents(unittest.TestCase):
+    def test_links(self):
+        """Catches a figure whose file is not there, or a page that names what has moved."""
+        for name in ("claims.md", "python.md"):
+            with open(os.path.join("docs", name), encoding="utf-8") as file:
+                links = re.findall(r"\]\(([^)#]+)[)#]", file.read())
+            self.assertGreater(len(links), 2)
+            for link in links:
+                self.assertTrue(os.path.exists(os.path.join("docs", link)), f"{name}: {link}")
+
+    def test_shapes(self):
+        """Catches a benchmark of other shapes than those of `imbrex bench ops`."""
+        spec = importlib.util.spec_from_file_location("paper", SCRIPTS["paper"])
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+        with open(os.path.join("src", "cli", "bench_ops.c"), encoding="utf-8") as file:
+            text = file.read()
+        for name, (hidden, intermediate) in script.SHAPES.items():
+            self.assertIn(f'{{"{name}", {hidden}, {intermediate}, ', text)
 
 
 if __name__ == "__main__":
