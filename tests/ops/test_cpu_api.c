@@ -72,7 +72,7 @@ static struct operands *make_operands(int32_t dtype, int32_t weight_dtype)
     fill(made->up, weight_dtype, INTERMEDIATE * HIDDEN, 3);
     fill(made->gate_bias, IMBREX_DTYPE_F32, INTERMEDIATE, 4);
     fill(made->up_bias, IMBREX_DTYPE_F32, INTERMEDIATE, 5);
-    for (size_t i = 0; i < sizeof(made->d) / sizeof(uint16_t); i++) {
+    for (size_t i = 0; i < sizeof(made->d) / (sizeof(uint16_t)); i++) {
         ((uint16_t *)made->d)[i] = CANARY;
     }
     return made;
