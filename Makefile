@@ -174,7 +174,7 @@ RUN_TESTS = python3 tools/run_tests --build $(BUILD) $(if $(TESTS),--only "$(TES
 .SUFFIXES:
 .PHONY: all run test test-built test-programs check check-style check-gcc check-clang build-gcc \
     build-clang bench differential asan asan-built tsan tsan-built fuzz fuzz-built format \
-    check-prefix install uninstall dist clean help FORCE
+    check-prefix install uninstall dist wheel clean help FORCE
 
 all: $(BUILD)/imbrex $(LIB) $(BUILD)/libimbrex.so
 
@@ -192,6 +192,7 @@ help:
 	@echo 'make format     lay out the C files with clang-format'
 	@echo 'make install    into DESTDIR and PREFIX ($(PREFIX)); make uninstall takes it back'
 	@echo 'make dist       $(BUILD)/imbrex-$(VERSION).tar.gz of the last commit'
+	@echo 'make wheel      the Python package with the library in it, in $(BUILD)/wheel'
 	@echo 'make clean      remove $(BUILD)'
 
 # ---- objects ----------------------------------------------------------------------------------
@@ -457,6 +458,11 @@ dist:
 	@mkdir -p $(BUILD)
 	git archive --format=tar.gz --prefix=imbrex-$(VERSION)/ \
 	    -o $(BUILD)/imbrex-$(VERSION).tar.gz HEAD
+
+wheel: $(BUILD)/libimbrex.so
+	@mkdir -p $(BUILD)/wheel
+	@cd python && python3 -c 'import sys, wheel_backend as w; print(w.build_wheel(*sys.argv[1:2], \
+	    {"library": sys.argv[2]}))' $(abspath $(BUILD)/wheel) $(abspath $(BUILD)/libimbrex.so)
 
 clean:
 	rm -rf $(BUILD)

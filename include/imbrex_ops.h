@@ -8,6 +8,8 @@
  * CUDA graph, and leave the calling thread's current context as it was. A captured launch keeps
  * pointers and shapes, not the params struct.
  *
+ * The last part does the same products on a CPU.
+ *
  * Statuses of all functions here: INVALID_ARGUMENT, an argument breaks the rule that the message
  * names, nothing was launched; UNSUPPORTED, valid but not for these kernels or this GPU, nothing
  * was launched; OUT_OF_MEMORY; DEVICE, the GPU or its driver failed, and work launched earlier may
@@ -236,6 +238,51 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_check(
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_choose(
     const struct imbrex_device *device, const struct imbrex_kernel_shape *shape,
     int32_t variant_idx, struct imbrex_kernel_plan *plan, struct imbrex_error *err);
+
+/* ---- the same products on a CPU -------------------------------------------------------------- */
+
+/* The CPU's threads and its best kernels, used by one thread at a time. Calls return when their
+ * result is there. */
+struct imbrex_cpu;
+
+/* num_threads counts the caller's; 0: all CPUs that it may use. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_cpu_open(int32_t num_threads,
+                                                              struct imbrex_cpu **cpu,
+                                                              struct imbrex_error *err);
+IMBREX_API void imbrex_cpu_close(struct imbrex_cpu *cpu);
+
+enum imbrex_dtype { IMBREX_DTYPE_F32 = 0, IMBREX_DTYPE_BF16 = 1 };
+
+/* D = silu(A · gateᵀ + gate_bias) * (A · upᵀ + up_bias), in fp32 with one rounding at the store.
+ * Matrices are row-major and aligned to their elements. The result of a row depends neither on the
+ * other rows nor on the number of threads. num_tokens = 0 does nothing. */
+struct imbrex_cpu_gemm_swiglu_params {
+    const void *a;                    /* [num_tokens, hidden_size] dtype */
+    const void *gate, *up;            /* [intermediate_size, hidden_size] weight_dtype, no gaps */
+    const float *gate_bias, *up_bias; /* [intermediate_size] fp32, or NULL */
+    void *d; /* [num_tokens, intermediate_size] dtype, written; overlaps no input */
+    /* Elements from one row to the next; 0: the rows follow each other without a gap. */
+    int64_t a_stride, d_stride;
+    int32_t num_tokens, hidden_size, intermediate_size;
+    int32_t dtype, weight_dtype; /* of enum imbrex_dtype */
+};
+/* What is not fp32 without gaps passes through at most 256 rows of fp32 that the call allocates. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_cpu_gemm_swiglu(
+    struct imbrex_cpu *cpu, const struct imbrex_cpu_gemm_swiglu_params *params,
+    struct imbrex_error *err);
+
+/* D = A · Bᵀ + bias, likewise. */
+struct imbrex_cpu_gemm_params {
+    const void *a;              /* [num_tokens, in_features] dtype */
+    const void *b;              /* [out_features, in_features] weight_dtype, no gaps */
+    const float *bias;          /* [out_features] fp32, or NULL */
+    void *d;                    /* [num_tokens, out_features] dtype, written; overlaps no input */
+    int64_t a_stride, d_stride; /* as above */
+    int32_t num_tokens, in_features, out_features;
+    int32_t dtype, weight_dtype;
+};
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_cpu_gemm(
+    struct imbrex_cpu *cpu, const struct imbrex_cpu_gemm_params *params, struct imbrex_error *err);
 
 #ifdef __cplusplus
 }

@@ -40,6 +40,10 @@ has_library() {
     "$cc" "$work/probe.c" -o "$work/probe" "$@" >/dev/null 2>&1
 }
 
+has_module() {
+    "$1" -c "import $2" >/dev/null 2>&1
+}
+
 # Without a compiler no library can be looked for by compiling: then all are asked for, and apt
 # leaves alone what is there.
 cc=
@@ -67,6 +71,9 @@ if [ "$level" != build ]; then
     has_tool python3 || need python3
     has_tool c++ || has_tool g++ || has_tool clang++ || need g++
     has_tool pkg-config || need pkg-config
+    # The package's tests look for them in the same two places.
+    { has_module python3 pytest || has_module /usr/bin/python3 pytest; } || need python3-pytest
+    { has_module python3 ensurepip || has_module /usr/bin/python3 ensurepip; } || need python3-venv
 fi
 
 # The sanitizers and libFuzzer of clang are in a package of their own, named for its version.
