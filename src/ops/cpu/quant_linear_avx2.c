@@ -85,7 +85,8 @@ void avx2_quant_linear(const struct linear_params *params, const struct cpu_work
             int32_t num_cols = smaller_of(end - col, QUANT_STRIP_COLS);
             for (int64_t token = 0; token < params->num_tokens; token++) {
                 float sums[QUANT_STRIP_COLS];
-                quant_strip(&product, token, col, num_cols, address_of(&product, col) + ahead, sums);
+                quant_strip(&product, token, col, num_cols, address_of(&product, col) + ahead,
+                            sums);
                 store_linear(params, token, col, num_cols, _mm256_loadu_ps(sums));
             }
         }
