@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the tables of docs/kernels.md, docs/kernels-cpu.md and docs/gpu.md.
 
-usage: make_kernel_tables.py [--check] [ROOT]
-
 Reads what `imbrex bench ops -o`, `imbrex bench model --json`, bench/peers/llama_cpp.sh -o and
 bench/peers/hf_decode.py -o wrote to bench/results and replaces what stands between the markers of
 the pages. --check changes nothing and fails if a page would change. Files that differ in -run<N>
 alone are runs of one table: that of a GPU's kernels is the middle one by its geometric mean, with
 the ratios of the others beside.
 """
+import argparse
 import glob
 import json
 import math
@@ -376,13 +375,14 @@ def make_page(page, root, is_check):
 
 
 def main():
-    arguments = sys.argv[1:]
-    is_check = "--check" in arguments
-    if is_check:
-        arguments.remove("--check")
-    root = arguments[0] if arguments else "."
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true",
+                        help="change nothing, and fail if a page would change")
+    parser.add_argument("root", metavar="ROOT", nargs="?", default=".",
+                        help="the tree (default: the current folder)")
+    arguments = parser.parse_args()
     for page in sorted({section[0] for section in SECTIONS}):
-        if not make_page(page, root, is_check):
+        if not make_page(page, arguments.root, arguments.check):
             sys.exit(f"docs/{page}: the tables are not those of bench/results; "
                      "run tools/make_kernel_tables.py")
 

@@ -607,7 +607,11 @@ static int run_threads(struct model_bench *bench, int32_t num_threads)
 
 static int run_model(struct model_bench *bench, const char *path)
 {
+    /* Opening draws random weights, which takes a while: as long as there is no row to report, an
+     * interrupt ends the program at once. */
+    signals_note_interrupts(json_array_size(bench->rows) > 0);
     int exit_code = open_model(bench, path);
+    signals_note_interrupts(true);
 
     if (exit_code == EXIT_CODE_OK) {
         exit_code = make_prefixes(bench);
@@ -667,7 +671,6 @@ static int bench_models(struct model_bench *bench, const char *operand)
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
-    signals_note_interrupts(true);
     signals_watch_interrupts();
     exit_code = run_models(bench, operand);
     if (exit_code == EXIT_CODE_OK) {
