@@ -268,7 +268,8 @@ int engine_settings_plan(const struct imbrex_model *model, struct imbrex_engine_
     return EXIT_CODE_OK;
 }
 
-int engine_settings_choose_tiers(struct engine_settings *settings,
+int engine_settings_choose_tiers(const struct engine_settings *settings,
+                                 char kv_folder[ENGINE_MAX_PATH_BYTES],
                                  struct imbrex_engine_options *options)
 {
     int exit_code = EXIT_CODE_OK;
@@ -277,14 +278,15 @@ int engine_settings_choose_tiers(struct engine_settings *settings,
         exit_code = read_size("kv-host", settings->kv_host, &options->kv_host_bytes);
     }
     if (exit_code == EXIT_CODE_OK && settings->kv_disk != NULL) {
-        exit_code =
-            read_kv_disk(settings->kv_disk, settings->kv_disk_path, &options->kv_disk_bytes);
-        options->kv_disk_path = settings->kv_disk_path;
+        exit_code = read_kv_disk(settings->kv_disk, kv_folder, &options->kv_disk_bytes);
+        options->kv_disk_path = kv_folder;
     }
     return exit_code;
 }
 
-int engine_settings_choose_kv(struct engine_settings *settings, const struct imbrex_model *model,
+int engine_settings_choose_kv(const struct engine_settings *settings,
+                              const struct imbrex_model *model,
+                              char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options)
 {
     int exit_code = engine_settings_check_policy("kv-policy", engine_settings_policy(settings));
@@ -293,7 +295,8 @@ int engine_settings_choose_kv(struct engine_settings *settings, const struct imb
     if (exit_code == EXIT_CODE_OK && settings->kv_blocks != NULL) {
         exit_code = read_kv_tokens(settings->kv_blocks, model, options, &options->kv_cache_tokens);
     }
-    return exit_code == EXIT_CODE_OK ? engine_settings_choose_tiers(settings, options) : exit_code;
+    return exit_code == EXIT_CODE_OK ? engine_settings_choose_tiers(settings, kv_folder, options)
+                                     : exit_code;
 }
 
 /* ---- engines --------------------------------------------------------------------------------- */

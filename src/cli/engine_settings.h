@@ -16,11 +16,10 @@ struct engine_settings {
     const char *kv_blocks;          /* a number of blocks or a size; NULL: chosen by the command */
     const char *kv_host;            /* a size; NULL: none */
     const char *kv_disk;            /* DIR:SIZE; NULL: none */
-    char kv_disk_path[ENGINE_MAX_PATH_BYTES]; /* of it, from engine_settings_choose_kv on */
-    const char *device;                       /* as imbrex_engine_options; NULL: "cpu" */
-    struct option_integer compute;            /* enum imbrex_compute */
-    const char *ablate;                       /* names between commas, or NULL */
-    bool batch_invariant;                     /* also where that is slower */
+    const char *device;             /* as imbrex_engine_options; NULL: "cpu" */
+    struct option_integer compute;  /* enum imbrex_compute */
+    const char *ablate;             /* names between commas, or NULL */
+    bool batch_invariant;           /* also where that is slower */
     bool nvtx;
 };
 
@@ -184,11 +183,14 @@ int engine_settings_to_options(const struct engine_settings *settings, int32_t c
 int engine_settings_check_policy(const char *option, const char *name);
 /* Sets what --kv-policy and --kv-blocks say, and what the next function does, after all other
  * options. Returns an exit code. */
-int engine_settings_choose_kv(struct engine_settings *settings, const struct imbrex_model *model,
+int engine_settings_choose_kv(const struct engine_settings *settings,
+                              const struct imbrex_model *model,
+                              char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options);
-/* Sets what --kv-host and --kv-disk say; the options live no longer than the settings then. Returns
- * an exit code. */
-int engine_settings_choose_tiers(struct engine_settings *settings,
+/* Sets what --kv-host and --kv-disk say. The folder's name is written to kv_folder, which the
+ * options point to then. Returns an exit code. */
+int engine_settings_choose_tiers(const struct engine_settings *settings,
+                                 char kv_folder[ENGINE_MAX_PATH_BYTES],
                                  struct imbrex_engine_options *options);
 /* The policy by name: as given, or the default. */
 const char *engine_settings_policy(const struct engine_settings *settings);
