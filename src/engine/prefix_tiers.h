@@ -21,7 +21,7 @@ struct prefix_tiers {
         *origins;     /* [num_blocks] of the pool: where it was promoted from, until it is used */
     int64_t token_ns; /* to compute a token of a prompt, as it was lately; 0: unknown yet */
     int64_t held_since_ns; /* the head of the queue, without a break; 0: it is not held */
-    int64_t patience_ns; /* how long a request waits for its blocks; 0: by token_ns */
+    int64_t patience_ns;   /* how long a request waits for its blocks; 0: by token_ns */
 };
 
 struct prefix_tiers_options {

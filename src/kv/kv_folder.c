@@ -110,10 +110,12 @@ enum imbrex_status kv_folder_open(const char *path, struct kv_folder *folder,
                                   struct imbrex_error *err)
 {
     enum imbrex_status status;
-    struct kv_folder opened = {.path = strdup(path), .lock_fd = -1};
+    size_t path_bytes = strlen(path) + 1;
+    struct kv_folder opened = {.path = malloc(path_bytes), .lock_fd = -1};
     if (opened.path == NULL) {
-        return error_out_of_memory(err, "the KV folder's path", strlen(path) + 1);
+        return error_out_of_memory(err, "the KV folder's path", path_bytes);
     }
+    memcpy(opened.path, path, path_bytes);
     if (mkdir(path, 0700) != 0 && errno != EEXIST) {
         status = refuse(path, "it cannot be made", errno, err);
         goto fail;

@@ -47,7 +47,7 @@ struct kv_tiers {
     void *registered; /* the host tier's memory, once the device knows it */
     bool is_passing;  /* slots are for moves only: what the disk has is not kept there */
     struct kv_disk *disk;
-    char *disk_path;
+    const struct kv_folder *folder; /* of the disk */
     const struct log *log;
     struct direction out, in;
     uint64_t look;         /* number of the look, from 1 on */
@@ -521,10 +521,10 @@ static void log_faults(struct kv_tiers *tiers, int64_t now_ns)
     log_write(tiers->log, IMBREX_LOG_LEVEL_WARNING,
               "KV tiers%s%s: %" PRIu64 " blocks were lost and are computed again: %" PRIu64
               " not written, %" PRIu64 " not read, %" PRIu64 " damaged, %" PRIu64 " not copied%s%s",
-              tiers->disk_path != NULL ? " in " : "",
-              tiers->disk_path != NULL ? tiers->disk_path : "", num_faults,
-              metrics.disk.num_write_faults, metrics.disk.num_read_faults, metrics.disk.num_damaged,
-              metrics.num_copy_faults, metrics.disk.last_failure != 0 ? "; last: " : "",
+              tiers->folder != NULL ? " in " : "", tiers->folder != NULL ? tiers->folder->path : "",
+              num_faults, metrics.disk.num_write_faults, metrics.disk.num_read_faults,
+              metrics.disk.num_damaged, metrics.num_copy_faults,
+              metrics.disk.last_failure != 0 ? "; last: " : "",
               metrics.disk.last_failure != 0 ? system_error_text(metrics.disk.last_failure) : "");
     tiers->num_logged = num_faults;
     tiers->last_log_ns = now_ns;
@@ -614,11 +614,11 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
         .is_moving = calloc(count, sizeof(*created->is_moving)),
         .unsaved_links.previous = calloc(count, sizeof(*created->unsaved_links.previous)),
         .unsaved_links.next = calloc(count, sizeof(*created->unsaved_links.next)),
-        .disk_path = has_disk ? strdup(options->disk->folder->path) : NULL,
+        .folder = has_disk ? options->disk->folder : NULL,
     };
     if (created->wanted == NULL || created->origins == NULL || created->is_unsaved == NULL ||
         created->is_moving == NULL || created->unsaved_links.previous == NULL ||
-        created->unsaved_links.next == NULL || (has_disk && created->disk_path == NULL)) {
+        created->unsaved_links.next == NULL) {
         status = error_out_of_memory(err, "the KV tiers", count * sizeof(*created->wanted));
         goto fail;
     }
@@ -668,7 +668,6 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
     free(tiers->is_moving);
     free(tiers->unsaved_links.previous);
     free(tiers->unsaved_links.next);
-    free(tiers->disk_path);
     free(tiers);
 }
 
