@@ -391,6 +391,11 @@ void executor_destroy(struct executor *executor)
     free(executor);
 }
 
+const struct kv_view *executor_kv(const struct executor *executor)
+{
+    return &executor->kv;
+}
+
 int32_t executor_max_in_flight(const struct executor *executor)
 {
     return device_is_async(executor->device) ? EXECUTOR_MAX_IN_FLIGHT : 1;

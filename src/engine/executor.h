@@ -73,6 +73,9 @@ enum imbrex_status executor_create(struct imbrex_model *model, struct device *de
 /* No step may be in flight, except on a device that failed. NULL does nothing. */
 void executor_destroy(struct executor *executor);
 
+/* Where its KV blocks lie: device memory, a view. */
+const struct kv_view *executor_kv(const struct executor *executor);
+
 /* Steps that may be in flight at once: 1, or EXECUTOR_MAX_IN_FLIGHT on an asynchronous device. */
 int32_t executor_max_in_flight(const struct executor *executor);
 
