@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "ops/cuda/gemm_mma_launch.h"
 #include "ops/cuda/kernels/gemm_swiglu_params.h"
 
 #define BF16_BYTES 2
@@ -342,6 +343,52 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
     return IMBREX_STATUS_OK;
 }
 
+/* The memory of an operand that no descriptor is made for. */
+static enum imbrex_status check_operand_memory(struct imbrex_device *device,
+                                               const struct operand *operand,
+                                               struct imbrex_error *err)
+{
+    struct tensor_map_key key;
+    CUtensorMap none;
+    memset(&key, 0, sizeof(key));
+    key.base = (uint64_t)(uintptr_t)operand->base;
+    key.dims[0] = (uint64_t)operand_bytes(operand);
+    return find_map(device, &key, &operand, 1, &none, err);
+}
+
+static enum imbrex_status launch_portable(struct imbrex_device *device,
+                                          const struct product *product,
+                                          const struct tile_plan *plan, CUstream stream,
+                                          struct imbrex_error *err)
+{
+    const struct tile_problem *problem = &product->problem;
+    bool is_fused = problem->form != TILE_FORM_PLAIN;
+    TRY(check_operand_memory(device, &product->a, err));
+    TRY(check_operand_memory(device, &product->b, err));
+    if (is_fused) {
+        TRY(check_operand_memory(device, &product->up, err));
+    }
+    TRY(check_operand_memory(device, &product->d, err));
+    if (product->bias != NULL) {
+        TRY(check_memory(device, product->bias_name, product->bias,
+                         (int64_t)sizeof(float) * problem->columns, err));
+    }
+    struct gemm_mma_params params = {.a = product->a.base,
+                                     .b = product->b.base,
+                                     .up = product->up.base,
+                                     .bias = product->bias,
+                                     .d = (void *)(uintptr_t)product->d.base,
+                                     .a_stride = product->a.stride,
+                                     .b_stride = product->b.stride,
+                                     .up_stride = product->up.stride,
+                                     .d_stride = product->d.stride,
+                                     .m = problem->m,
+                                     .n = problem->columns,
+                                     .k = problem->k,
+                                     .end = GEMM_MMA_STORE_BF16};
+    return gemm_mma_launch(device, plan, &params, stream, err);
+}
+
 static enum imbrex_status launch_entered(struct imbrex_device *device,
                                          const struct product *product,
                                          const struct tile_plan *plan, CUstream stream,
@@ -356,6 +403,9 @@ static enum imbrex_status launch_entered(struct imbrex_device *device,
 
     memset(&params, 0, sizeof(params));
     TRY(check_stream(device, stream, err));
+    if (kernel->is_portable) {
+        return launch_portable(device, product, plan, stream, err);
+    }
     TRY(fill_params(device, product, plan, &grid, &params, err));
     TRY(cuda_device_function(device, plan->kernel_idx, &function, err));
 
@@ -400,8 +450,9 @@ static enum imbrex_status find_plan(struct imbrex_device *device, enum imbrex_ke
                     (uint32_t)problem->k * 3266489917u ^ (uint32_t)problem->form;
     struct tile_choice_entry *entry = &device->choices[(hash >> 16) % NUM_TILE_CHOICES];
     if (entry->problem.m != problem->m || entry->problem.columns != problem->columns ||
-        entry->problem.k != problem->k || entry->problem.form != problem->form) {
-        struct tile_choice_entry chosen = {.problem = *problem};
+        entry->problem.k != problem->k || entry->problem.form != problem->form ||
+        entry->is_portable != device->is_portable) {
+        struct tile_choice_entry chosen = {.problem = *problem, .is_portable = device->is_portable};
         int32_t begin, end;
         kernel_table_range(op, &begin, &end);
         size_t num_rows;

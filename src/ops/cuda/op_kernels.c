@@ -15,3 +15,9 @@ const struct op_kernel_row *op_kernel_at(enum op_kernel kernel)
 {
     return &rows[kernel];
 }
+
+/* The portable sampler has no cluster whose shared memory would hold a row. */
+int32_t op_kernel_shared_bytes(enum op_kernel kernel, bool is_portable)
+{
+    return is_portable && kernel == OP_KERNEL_sample_rows ? 0 : rows[kernel].shared_bytes;
+}

@@ -5,6 +5,7 @@
 #ifndef IMBREX_OPS_CUDA_OP_KERNELS_H
 #define IMBREX_OPS_CUDA_OP_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -44,5 +45,7 @@ struct op_kernel_row {
 };
 
 const struct op_kernel_row *op_kernel_at(enum op_kernel kernel);
+/* Of a kernel as it is compiled for Hopper or for all GPUs. */
+int32_t op_kernel_shared_bytes(enum op_kernel kernel, bool is_portable);
 
 #endif

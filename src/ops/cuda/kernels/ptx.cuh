@@ -15,18 +15,32 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 
 /* ---- clusters, grids, registers ------------------------------------------------------------- */
 
+/* Clusters and overlapping grids begin with compute capability 9.0. In code for less a CTA is the
+ * whole of its cluster, and no grid begins before the one ahead of it has ended. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define HAS_CLUSTERS 0
+#else
+#define HAS_CLUSTERS 1
+#endif
+
 /* "%cluster_ctarank" */
 __device__ __forceinline__ uint32_t cluster_cta_rank(void)
 {
-    uint32_t rank;
+    uint32_t rank = 0;
+#if HAS_CLUSTERS
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
     return rank;
 }
 
 /* "barrier.cluster", arrive (release) and wait (acquire) of all threads of a cluster. */
 __device__ __forceinline__ void cluster_sync(void)
 {
+#if HAS_CLUSTERS
     asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
 }
 
 /* "mapa": the address that the same variable has in another CTA of the cluster. */
@@ -40,12 +54,16 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
 /* "griddepcontrol": no effect where the launch did not ask for programmatic serialization. */
 __device__ __forceinline__ void grid_wait_for_previous(void)
 {
+#if HAS_CLUSTERS
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void grid_release_next(void)
 {
+#if HAS_CLUSTERS
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /* "setmaxnreg" */
