@@ -60,7 +60,7 @@ static json_t *header_json(const struct bench *bench)
     bool is_plain = bench->settings->op.value == IMBREX_KERNEL_OP_GEMM;
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
-        "s:b, s:I, s:f}",
+        "s:b, s:b, s:I, s:f}",
         "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version", imbrex_version(),
         "commit", bench_commit(), "date", now_text(date), "gpu", description->name, "driver",
         release, "cuda_driver", (int)description->driver_version, "num_sms",
@@ -69,7 +69,7 @@ static json_t *header_json(const struct bench *bench)
         "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
         choice_name(bench->settings->clock.value, clocks, 3), "weights",
         choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
-        !bench->settings->no_overlap, "pairs", (json_int_t)bench->settings->num_pairs.value,
+        !bench->settings->no_overlap, "portable", bench->is_portable, "pairs", (json_int_t)bench->settings->num_pairs.value,
         "replay_ms", bench->settings->replay_ms.value);
 }
 

@@ -40,7 +40,7 @@ struct bench_ops_settings {
     struct option_integer threads, cpu;
     struct option_integer op, plans, weights, clock, num_pairs, group_m;
     struct option_real replay_ms, energy_ms, near;
-    bool numerics, no_overlap, no_roofs;
+    bool numerics, no_overlap, no_roofs, portable;
 };
 
 #define BENCH_MAX_SHAPES 32

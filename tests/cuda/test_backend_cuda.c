@@ -269,17 +269,26 @@ static void test_portable(void **state)
         int major, minor, max_shared_bytes;
         uint32_t ablations;
         int32_t head_dim;
-        const char *attend;
+        const char *attend, *project; /* of 60 tokens */
     } cases[] = {
-        {8, 0, 166912, 0, 64, "tensor_attention_64"},
-        {8, 0, 166912, 0, 256, "tensor_attention_256"},
-        {8, 6, 101376, 0, 128, "tensor_attention_128"},
-        {8, 9, 101376, 0, 256, "plain_attend_bf16"},
-        {10, 0, 232448, 0, 128, "tensor_attention_128"},
-        {12, 0, 101376, 0, 64, "tensor_attention_64"},
-        {9, 0, 232448, IMBREX_ABLATE_HOPPER, 128, "tensor_attention_128"},
+        {8, 0, 166912, 0, 64, "tensor_attention_64", "small_stream_project_64"},
+        {8, 0, 166912, 0, 256, "tensor_attention_256", "small_stream_project_64"},
+        {8, 6, 101376, 0, 128, "tensor_attention_128", "gemm_bf16_sm80_"},
+        {8, 9, 101376, 0, 256, "plain_attend_bf16", "gemm_bf16_sm80_"},
+        {10, 0, 232448, 0, 128, "tensor_attention_128", "small_stream_project_64"},
+        {12, 0, 101376, 0, 64, "tensor_attention_64", "gemm_bf16_sm80_"},
+        {9, 0, 232448, IMBREX_ABLATE_HOPPER, 128, "tensor_attention_128",
+         "small_stream_project_64"},
     };
-    static const int32_t counts[] = {1, 8, NUM_TOKENS};
+    /* in_features: the second one's rows are too long to stay in shared memory. */
+    static const int32_t widths[] = {512, 32768};
+    static const struct {
+        int32_t num_tokens;
+        const char *project[2]; /* NULL: as the case says */
+    } counts[] = {{1, {"small_single_project_", "small_stream_project_8"}},
+                  {8, {"small_resident_project_", "small_stream_project_8"}},
+                  {60, {NULL, NULL}},
+                  {NUM_TOKENS, {"gemm_bf16_sm80_", "gemm_bf16_sm80_"}}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct fixture fixture;
         fake_reset();
@@ -288,14 +297,20 @@ static void test_portable(void **state)
         fake.max_shared_bytes = cases[i].max_shared_bytes;
         open_sized(&fixture, DTYPE_BF16, cases[i].head_dim, 64, cases[i].ablations);
         for (size_t j = 0; j < sizeof(counts) / sizeof(counts[0]); j++) {
-            run_attend(&fixture, counts[j]);
+            run_attend(&fixture, counts[j].num_tokens);
             assert_string_equal(fake.kernel, cases[i].attend);
             assert_int_equal(fake.config.numAttrs, 0);
-            run_project(&fixture, counts[j]);
-            assert_non_null(strstr(fake.kernel, "gemm_bf16_sm80_"));
-            assert_int_equal(fake.config.numAttrs, 0);
-            run_logits(&fixture, counts[j]);
-            assert_non_null(strstr(fake.kernel, "gemm_bf16_sm80_"));
+            for (int k = 0; k < 2; k++) {
+                const char *expected = counts[j].project[k];
+                backend_project(fixture.backend,
+                                &(struct project_params){.num_tokens = counts[j].num_tokens,
+                                                         .in_features = widths[k],
+                                                         .hidden_size = fixture.shape.hidden_size});
+                assert_non_null(strstr(fake.kernel, expected != NULL ? expected : cases[i].project));
+                assert_int_equal(fake.config.numAttrs, 0);
+                assert_true(fake.config.sharedMemBytes + OP_KERNEL_STATIC_BYTES <=
+                            (unsigned int)cases[i].max_shared_bytes);
+            }
         }
         backend_sample(fixture.backend, &(struct sample_params){.num_rows = 1,
                                                                 .num_logits_rows = 1,

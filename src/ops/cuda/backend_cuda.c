@@ -98,7 +98,7 @@ static enum imbrex_status cuda_end(struct backend *backend)
 
 static bool is_few(const struct backend_cuda *cuda, int32_t num_tokens)
 {
-    return num_tokens <= CUDA_SMALL_TOKENS && !cuda->options.batch_invariant && !cuda->is_portable;
+    return !cuda->options.batch_invariant && cuda_small_takes(cuda, num_tokens);
 }
 
 static void call_rope_table(struct backend *backend, const struct rope_table_params *params)

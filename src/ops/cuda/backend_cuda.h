@@ -67,6 +67,8 @@ void cuda_keep(struct backend_cuda *cuda, enum imbrex_status status);
 
 /* Most tokens of the cuda_small_* calls. */
 #define CUDA_SMALL_TOKENS 64
+/* Whether the GPU has the shared memory that so many take; 8 always. */
+bool cuda_small_takes(const struct backend_cuda *cuda, int32_t num_tokens);
 
 void cuda_small_qkv(struct backend_cuda *cuda, const struct qkv_params *params);
 void cuda_small_project(struct backend_cuda *cuda, const struct project_params *params);

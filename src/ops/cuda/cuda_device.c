@@ -301,7 +301,8 @@ enum imbrex_status cuda_device_op_function(struct imbrex_device *device, enum op
                                          .is_portable = device->is_portable,
                                          .params_bytes = row->params_bytes,
                                          .shared_bytes = op_kernel_shared_bytes(
-                                             kernel, device->is_portable)};
+                                             kernel, device->is_portable,
+                                             device->max_shared_bytes)};
     return find_function(device, &symbol, &device->op_functions[device->is_portable][kernel],
                          function, err);
 }

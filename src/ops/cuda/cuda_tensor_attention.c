@@ -30,7 +30,7 @@ static const struct tensor_choice *choose(int32_t head_dim)
 bool cuda_tensor_attend_takes(const struct backend_cuda *cuda, int32_t head_dim)
 {
     const struct tensor_choice *choice = choose(head_dim);
-    return choice != NULL && choice->shared_bytes + TENSOR_ATTENTION_STATIC_BYTES <=
+    return choice != NULL && choice->shared_bytes + OP_KERNEL_STATIC_BYTES <=
                                  cuda->device->max_shared_bytes;
 }
 

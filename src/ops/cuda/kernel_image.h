@@ -29,6 +29,8 @@
     X(row)                            \
     X(plain)                          \
     X(tensor_attention)               \
+    X(small_resident)                 \
+    X(small_stream)                   \
     X(sample)
 
 enum kernel_image {

@@ -46,9 +46,6 @@ struct tensor_attention_kernel_params {
 #define TENSOR_ATTENTION_SHARED(head_dim, m_tiles, keys) \
     ((64 * (m_tiles) + 4 * (keys)) * (2 * (head_dim) + 16))
 
-/* Beside it, what a tile is. With it head_dim 256 needs more than compute capability 8.6 has. */
-#define TENSOR_ATTENTION_STATIC_BYTES 32
-
 #define TENSOR_ATTENTION_KERNEL(X, head_dim, m_tiles, keys)                                 \
     X(tensor_attention_##head_dim, tensor_attention, struct tensor_attention_kernel_params, \
       TENSOR_ATTENTION_SHARED(head_dim, m_tiles, keys))

@@ -46,8 +46,10 @@ __device__ __forceinline__ void cluster_sync(void)
 /* "mapa": the address that the same variable has in another CTA of the cluster. */
 __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank)
 {
-    uint32_t mapped;
+    uint32_t mapped = address;
+#if HAS_CLUSTERS
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+#endif
     return mapped;
 }
 
@@ -99,7 +101,9 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals)
 
 __device__ __forceinline__ void mbarrier_init_fence(void)
 {
+#if HAS_CLUSTERS
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes)
@@ -116,13 +120,19 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+#if HAS_CLUSTERS
+#define MBARRIER_WAIT "mbarrier.try_wait"
+#else
+#define MBARRIER_WAIT "mbarrier.test_wait"
+#endif
+
 /* "mbarrier.try_wait": returns when the phase of this parity is over. */
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{\n\t"
                  ".reg .pred done;\n"
                  "again:\n\t"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+                 MBARRIER_WAIT ".parity.shared::cta.b64 done, [%0], %1;\n\t"
                  "@!done bra again;\n\t"
                  "}" ::"r"(barrier),
                  "r"(parity)
