@@ -111,8 +111,8 @@ ifeq ($(CUDA),1)
 LIB_SOURCES := $(filter-out src/ops/cuda_absent.c,$(LIB_SOURCES)) $(wildcard src/ops/cuda/*.c)
 # imbrex bench measures kernels of other libraries too, which live in bench/peers.
 CLI_SOURCES += $(wildcard bench/cuda/*.c bench/peers/*.c)
-PORTABLE_SOURCES := $(patsubst %,src/ops/cuda/kernels/%.cu,gemm_mma row plain tensor_attention \
-    small_resident small_stream sample)
+PORTABLE_SOURCES := $(patsubst %,src/ops/cuda/kernels/%.cu,gemm_mma gated_activation row plain \
+    tensor_attention small_resident small_stream sample)
 KERNEL_SOURCES := $(filter-out %/gemm_mma.cu,$(wildcard src/ops/cuda/kernels/*.cu))
 BENCH_KERNEL_SOURCES := $(wildcard bench/cuda/*.cu)
 endif

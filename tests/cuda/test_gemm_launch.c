@@ -218,7 +218,8 @@ static void test_launch_of_each_plan(void **state)
     static const int32_t clusters[][2] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}};
     struct imbrex_device *device = open_fake();
     struct imbrex_gemm_swiglu_params params = swiglu_params();
-    struct imbrex_kernel_shape shape = {IMBREX_KERNEL_OP_GEMM_SWIGLU, 256, 4864, 896, false};
+    struct imbrex_kernel_shape shape = {
+        .op = IMBREX_KERNEL_OP_GEMM_SWIGLU, .m = 256, .n = 4864, .k = 896};
 
     for (int32_t i = 0; i < imbrex_kernel_num_variants(IMBREX_KERNEL_OP_GEMM_SWIGLU); i++) {
         struct imbrex_kernel_variant variant;

@@ -298,8 +298,11 @@ static void check_variants(enum imbrex_kernel_op op, int variant_step)
         for (int padding = 0; padding < (is_swiglu ? 16 : 8); padding += 8) {
             struct problem problem = problem_create(is_swiglu, sides[s][0], sides[s][1],
                                                     sides[s][2], padding, !is_swiglu);
-            struct imbrex_kernel_shape shape = {op, (int32_t)problem.m, (int32_t)problem.n,
-                                                (int32_t)problem.k, is_swiglu && padding != 0};
+            struct imbrex_kernel_shape shape = {.op = op,
+                                                .m = (int32_t)problem.m,
+                                                .n = (int32_t)problem.n,
+                                                .k = (int32_t)problem.k,
+                                                .is_split = is_swiglu && padding != 0};
             make_reference(&problem);
             for (int32_t i = 0; i < imbrex_kernel_num_variants(op); i += variant_step) {
                 for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]); j++) {
@@ -387,7 +390,8 @@ static void check_same_bits(void)
     size_t num_bytes = (size_t)problem.d.num_elements * 2;
     uint16_t *first = malloc(num_bytes);
     require(first != NULL, "memory");
-    struct imbrex_kernel_shape shape = {IMBREX_KERNEL_OP_GEMM_SWIGLU, 300, 264, 512, false};
+    struct imbrex_kernel_shape shape = {
+        .op = IMBREX_KERNEL_OP_GEMM_SWIGLU, .m = 300, .n = 264, .k = 512};
     struct imbrex_kernel_plan plan;
     require(imbrex_kernel_choose(device, &shape, IMBREX_KERNEL_ANY_VARIANT, &plan, NULL) ==
                 IMBREX_STATUS_OK,

@@ -48,7 +48,10 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
     *variant = (struct imbrex_kernel_variant){
         .name = kernel->name,
         .schedule = schedules[kernel->schedule],
-        .is_split = kernel->form == TILE_FORM_SPLIT && !kernel->is_portable,
+        .is_split = !kernel->is_portable && (kernel->form == TILE_FORM_SPLIT ||
+                                             kernel->form == TILE_FORM_GENERAL_SPLIT),
+        .is_general =
+            kernel->form == TILE_FORM_GENERAL_PAIR || kernel->form == TILE_FORM_GENERAL_SPLIT,
         .block_m = kernel->block_m,
         .block_n = kernel->block_n,
         .num_stages = kernel->num_stages,
@@ -67,9 +70,9 @@ enum imbrex_status kernel_shape_problem(const struct imbrex_kernel_shape *shape,
                          (int)shape->op);
     }
     *problem = (struct tile_problem){
-        .form = shape->op == IMBREX_KERNEL_OP_GEMM ? TILE_FORM_PLAIN
-                : shape->is_split                  ? TILE_FORM_SPLIT
-                                                   : TILE_FORM_PAIR,
+        .form = shape->op == IMBREX_KERNEL_OP_GEMM
+                    ? TILE_FORM_PLAIN
+                    : tile_fused_form(shape->is_split, shape->is_general),
         .m = shape->m,
         .columns = shape->n,
         .k = shape->k,

@@ -8,24 +8,28 @@
 #include <stddef.h>
 
 /* X(name): src/ops/cuda/kernels/<name>.cu, compiled for sm_90a. */
-#define KERNEL_IMAGE_LIST(X)   \
-    X(gemm_swiglu_pingpong)    \
-    X(gemm_swiglu_cooperative) \
-    X(gemm_swiglu_split)       \
-    X(gemm)                    \
-    X(row)                     \
-    X(plain)                   \
-    X(prefill_attention)       \
-    X(tensor_attention)        \
-    X(gemm_qkv)                \
-    X(gemm_residual)           \
-    X(small_resident)          \
-    X(small_stream)            \
-    X(decode_attention)        \
+#define KERNEL_IMAGE_LIST(X)     \
+    X(gemm_swiglu_pingpong)      \
+    X(gemm_swiglu_cooperative)   \
+    X(gemm_swiglu_split)         \
+    X(gemm_swiglu_general)       \
+    X(gemm_swiglu_general_split) \
+    X(gated_activation)          \
+    X(gemm)                      \
+    X(row)                       \
+    X(plain)                     \
+    X(prefill_attention)         \
+    X(tensor_attention)          \
+    X(gemm_qkv)                  \
+    X(gemm_residual)             \
+    X(small_resident)            \
+    X(small_stream)              \
+    X(decode_attention)          \
     X(sample)
 /* Compiled for compute_80, as machine code for 8.x and as what the driver compiles for others. */
 #define KERNEL_IMAGE_PORTABLE_LIST(X) \
     X(gemm_mma)                       \
+    X(gated_activation)               \
     X(row)                            \
     X(plain)                          \
     X(tensor_attention)               \

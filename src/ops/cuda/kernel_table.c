@@ -27,6 +27,12 @@
 #define SPLIT_ROW(schedule, bm, bn, stages, slots)                                              \
     KERNEL_ROW("gemm_swiglu_bf16_sm90_split", TILE_FORM_SPLIT, gemm_swiglu_split, schedule, bm, \
                bn, stages, slots)
+#define GENERAL_ROW(schedule, bm, bn, stages, slots)                                         \
+    KERNEL_ROW("gemm_swiglu_bf16_sm90_general", TILE_FORM_GENERAL_PAIR, gemm_swiglu_general, \
+               schedule, bm, bn, stages, slots)
+#define GENERAL_SPLIT_ROW(schedule, bm, bn, stages, slots)                     \
+    KERNEL_ROW("gemm_swiglu_bf16_sm90_general_split", TILE_FORM_GENERAL_SPLIT, \
+               gemm_swiglu_general_split, schedule, bm, bn, stages, slots)
 #define PLAIN_ROW(schedule, bm, bn, stages, slots) \
     KERNEL_ROW("gemm_bf16_sm90_plain", TILE_FORM_PLAIN, gemm, schedule, bm, bn, stages, slots)
 
@@ -47,13 +53,17 @@
 
 static const struct kernel_variant kernels[] = {
     GEMM_SWIGLU_PAIR_PINGPONG(PINGPONG_ROW) GEMM_SWIGLU_PAIR_COOPERATIVE(COOPERATIVE_ROW)
-        GEMM_SWIGLU_SPLIT_VARIANTS(SPLIT_ROW) GEMM_MMA_VARIANTS(PORTABLE_SWIGLU_ROW)
-            GEMM_VARIANTS(PLAIN_ROW) GEMM_MMA_VARIANTS(PORTABLE_GEMM_ROW)};
+        GEMM_SWIGLU_SPLIT_VARIANTS(SPLIT_ROW) GEMM_SWIGLU_GENERAL_VARIANTS(GENERAL_ROW)
+            GEMM_SWIGLU_GENERAL_SPLIT_VARIANTS(GENERAL_SPLIT_ROW)
+                GEMM_MMA_VARIANTS(PORTABLE_SWIGLU_ROW) GEMM_VARIANTS(PLAIN_ROW)
+                    GEMM_MMA_VARIANTS(PORTABLE_GEMM_ROW)};
 
 #define COUNT_ROW(...) +1
 enum {
-    NUM_SWIGLU_KERNELS = 0 GEMM_SWIGLU_PAIR_VARIANTS(COUNT_ROW)
-        GEMM_SWIGLU_SPLIT_VARIANTS(COUNT_ROW) GEMM_MMA_VARIANTS(COUNT_ROW),
+    NUM_SWIGLU_KERNELS =
+        0 GEMM_SWIGLU_PAIR_VARIANTS(COUNT_ROW) GEMM_SWIGLU_SPLIT_VARIANTS(COUNT_ROW)
+            GEMM_SWIGLU_GENERAL_VARIANTS(COUNT_ROW) GEMM_SWIGLU_GENERAL_SPLIT_VARIANTS(COUNT_ROW)
+                GEMM_MMA_VARIANTS(COUNT_ROW),
     NUM_KERNELS = sizeof(kernels) / sizeof(kernels[0]),
 };
 

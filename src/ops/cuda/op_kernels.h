@@ -11,6 +11,7 @@
 
 #include "ops/cuda/kernel_image.h"
 #include "ops/cuda/kernels/decode_attention_params.h"
+#include "ops/cuda/kernels/gated_activation_params.h"
 #include "ops/cuda/kernels/gemm_qkv_params.h"
 #include "ops/cuda/kernels/gemm_residual_params.h"
 #include "ops/cuda/kernels/plain_params.h"
@@ -22,6 +23,7 @@
 /* X(symbol, image, params type, most dynamic shared bytes) */
 #define OP_KERNEL_LIST(X)        \
     ROW_KERNELS(X)               \
+    GATED_ACTIVATION_KERNELS(X)  \
     GEMM_QKV_KERNELS(X)          \
     GEMM_RESIDUAL_KERNELS(X)     \
     SMALL_KERNELS(X)             \

@@ -139,8 +139,8 @@ static enum imbrex_status check_numbers(const struct tile_plan *plan, struct imb
 /* Whether a kernel reads weights that are given like this. */
 static bool takes_form(const struct kernel_variant *kernel, enum tile_form form)
 {
-    return kernel->form == form ||
-           (kernel->is_portable && kernel->form == TILE_FORM_SPLIT && form == TILE_FORM_PAIR);
+    bool is_portable_fused = kernel->is_portable && kernel->form != TILE_FORM_PLAIN;
+    return kernel->form == form || (is_portable_fused && form != TILE_FORM_PLAIN);
 }
 
 /* What the two kinds of kernels ask for: the copy engine, or the absence of clusters. */
@@ -201,6 +201,8 @@ enum imbrex_status tile_check(const struct tile_machine *machine,
             [TILE_FORM_PAIR] = "one view of gate and up",
             [TILE_FORM_SPLIT] = "gate and up apart",
             [TILE_FORM_PLAIN] = "one matrix of weights",
+            [TILE_FORM_GENERAL_PAIR] = "one view of gate and up for any gating",
+            [TILE_FORM_GENERAL_SPLIT] = "gate and up apart for any gating",
         };
         return error_set(err, IMBREX_STATUS_UNSUPPORTED, "%s: reads %s, the shape has %s",
                          kernel->name, forms[kernel->form], forms[problem->form]);

@@ -9,6 +9,7 @@
  * In the fused kernels rows of gate and of up alternate by 8 in shared memory, so that products of
  * both for one element of D are in one thread. Sums grow by 16 of k at a time in every tile shape,
  * fused or plain: a row of D has the same bits in all of them. */
+#include "ops/cuda/kernels/gating.cuh"
 #include "ops/cuda/kernels/gemm_mma_variants.h"
 #include "ops/cuda/kernels/ptx_warp.cuh"
 
@@ -33,17 +34,18 @@ struct copy_source {
     uint32_t rows_there;   /* a bit each: those that exist */
 };
 
-/* Rows row, row + row_step, ... below num_rows. What does not exist is given the address of
- * something that does. */
+/* Rows row, row + row_step, ... below num_rows, of which 8 lie one behind the other and group_step
+ * rows before the next 8; row_step is a multiple of 8. */
 template <int TILE_ROWS, int ROWS>
 static __device__ __forceinline__ struct copy_source source_of(const uint16_t *matrix,
                                                                int64_t stride, int32_t row,
                                                                int32_t row_step, int32_t num_rows,
-                                                               int32_t k)
+                                                               int32_t k, int32_t group_step)
 {
+    const int64_t place = (int64_t)(row / 8) * group_step + row % 8;
     struct copy_source source = {
-        .first = row < num_rows ? matrix + row * stride + k : matrix,
-        .step = row_step * stride,
+        .first = row < num_rows ? matrix + place * stride + k : matrix,
+        .step = row_step / 8 * group_step * stride,
         .rows_there = 0,
     };
 #pragma unroll
@@ -71,11 +73,30 @@ static __device__ __forceinline__ void copy_stage(uint32_t shared, const struct 
     }
 }
 
-/* silu(gate) * up, of the formula of the kernels for Hopper. */
-static __device__ __forceinline__ float swiglu(float gate, float up)
+/* Four results of gate and up: two neighbouring columns, of two rows. */
+static __device__ __forceinline__ void combine(const struct gemm_mma_params &p,
+                                               const float (&gate)[4], const float (&up)[4],
+                                               int32_t column, float (&d)[4])
 {
-    const float scaled = fmaf(exp2_approx(gate * -1.44269504f), 0x1p-8f, 0x1p-8f);
-    return gate * reciprocal_approx(scaled) * 0x1p-8f * up;
+    if (p.is_general == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            d[i] = silu(gate[i], -1.44269504f) * up[i];
+        return;
+    }
+    float factor[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int32_t at = column + i % 2;
+        const int64_t place =
+            (int64_t)(at / 8) * p.bias_group_step + at % 8 * p.bias_step;
+        d[i] = gate[i] + (p.bias != nullptr && at < p.n ? p.bias[place] : 0.0f);
+        factor[i] = up[i] + (p.up_bias != nullptr && at < p.n ? p.up_bias[place] : 0.0f);
+    }
+    apply_gating(p.gating, d, factor);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        d[i] *= factor[i];
 }
 
 static __device__ __forceinline__ float bias_at(const struct gemm_mma_params &p, int32_t column)
@@ -189,11 +210,11 @@ static __device__ __forceinline__ void gemm_tile(const struct gemm_mma_params &p
     const bool is_up = FORM == pair && copy_row / 8 % 2 != 0;
     const struct copy_source a =
         source_of<BLOCK_M, ROWS>((const uint16_t *)p.a, p.a_stride, first_row + copy_row, ROWS,
-                                 p.m, copy_k);
+                                 p.m, copy_k, 8);
     const struct copy_source b = source_of<BLOCK_N, ROWS>(
         (const uint16_t *)(is_up ? p.up : p.b), is_up ? p.up_stride : p.b_stride,
         first_column + (FORM == pair ? copy_row / 16 * 8 + copy_row % 8 : copy_row), COPY_COLUMNS,
-        p.n, copy_k);
+        p.n, copy_k, FORM == pair ? p.row_group_step : 8);
 
     /* Where this lane reads the first 16 of k: rows of A in tiles of 16, of B in pairs of 8. The
      * chunks of a later step differ from it in bits that the swizzle leaves alone. */
@@ -281,10 +302,13 @@ static __device__ __forceinline__ void gemm_tile(const struct gemm_mma_params &p
 #pragma unroll
         for (int m = 0; m < M_TILES; m++) {
             float values[4];
+            if constexpr (FORM == pair) {
+                combine(p, accum[m][2 * n], accum[m][2 * n + 1], first_column + column, values);
+            } else {
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                values[i] = FORM == pair ? swiglu(accum[m][2 * n][i], accum[m][2 * n + 1][i])
-                                         : accum[m][n][i] + (i % 2 == 0 ? low : high);
+                for (int i = 0; i < 4; i++)
+                    values[i] = accum[m][n][i] + (i % 2 == 0 ? low : high);
+            }
             const int at = (warp_row + m * 16) * STAGED_STRIDE + column;
             staged[at / 2] = bf16x2_round(values[0], values[1]);
             staged[(at + 8 * STAGED_STRIDE) / 2] = bf16x2_round(values[2], values[3]);

@@ -277,6 +277,21 @@ __device__ __forceinline__ float reciprocal_approx(float x)
     return y;
 }
 
+/* "min", "max": NaN if either is. */
+__device__ __forceinline__ float min_nan(float x, float y)
+{
+    float z;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
+__device__ __forceinline__ float max_nan(float x, float y)
+{
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
 /* Rounded to nearest even; low in the lower half. */
 __device__ __forceinline__ uint32_t bf16x2_round(float low, float high)
 {
