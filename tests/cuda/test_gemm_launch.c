@@ -226,8 +226,10 @@ static void test_launch_of_each_plan(void **state)
         assert_int_equal(
             imbrex_kernel_variant_describe(IMBREX_KERNEL_OP_GEMM_SWIGLU, i, &variant, NULL),
             IMBREX_STATUS_OK);
-        for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]) && !variant.is_portable;
-             j++) {
+        if (variant.is_portable || variant.is_general) {
+            continue;
+        }
+        for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]); j++) {
             int32_t cluster_m = clusters[j][0], cluster_n = clusters[j][1];
             struct imbrex_kernel_plan plan = {
                 .variant_idx = i, .cluster_m = cluster_m, .cluster_n = cluster_n, .group_m = 3};
@@ -504,8 +506,8 @@ static void test_portable_launches(void **state)
         struct imbrex_device *device = open_portable(gpu_idx);
         for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
             struct imbrex_gemm_swiglu_params params = swiglu_params();
-            struct imbrex_kernel_shape shape = {IMBREX_KERNEL_OP_GEMM_SWIGLU, rows[i], 4861, 896,
-                                                false};
+            struct imbrex_kernel_shape shape = {
+                .op = IMBREX_KERNEL_OP_GEMM_SWIGLU, .m = rows[i], .n = 4861, .k = 896};
             struct imbrex_kernel_variant variant;
             struct imbrex_kernel_plan plan;
             /* No copy engine: any width of D. */
@@ -542,6 +544,41 @@ static void test_portable_launches(void **state)
     }
 }
 
+/* Catches biases, activations or rows that take turns, which a portable launch leaves out. */
+static void test_portable_semantics(void **state)
+{
+    (void)state;
+    struct imbrex_device *device = open_portable(2);
+    struct imbrex_gemm_swiglu_params params = swiglu_params();
+    params.up = at(W_BASE + 8 * 896 * 2);
+    params.interleave_rows = 8;
+    assert_int_equal(imbrex_gemm_swiglu(device, &params, NULL, NULL, NULL), IMBREX_STATUS_OK);
+    assert_null(strstr(fake.kernel, "_general_"));
+    assert_int_equal(portable_params()->row_group_step, 16);
+    assert_int_equal(portable_params()->b_stride, 896);
+    params.up = at(W_BASE + 896 * 2);
+    params.interleave_rows = 1;
+    params.gate_bias = at(A_BASE + 0x01000000);
+    params.up_bias = params.gate_bias + 1;
+    params.interleave_biases = 1;
+    params.gating.alpha = 1.702f;
+    params.gating.limit = 7.0f;
+    params.gating.up_offset = 1.0f;
+    assert_int_equal(imbrex_gemm_swiglu(device, &params, NULL, NULL, NULL), IMBREX_STATUS_OK);
+    assert_non_null(strstr(fake.kernel, "_sm80_general_"));
+    assert_int_equal(portable_params()->row_group_step, 8);
+    assert_int_equal(portable_params()->b_stride, 2 * 896);
+    assert_int_equal(portable_params()->up_stride, 2 * 896);
+    assert_ptr_equal(portable_params()->bias, params.gate_bias);
+    assert_ptr_equal(portable_params()->up_bias, params.up_bias);
+    assert_int_equal(portable_params()->bias_step, 2);
+    assert_int_equal(portable_params()->bias_group_step, 16);
+    assert_true(portable_params()->gating.alpha == 1.702f);
+    assert_true(portable_params()->gating.limit == 7.0f);
+    assert_true(portable_params()->gating.up_offset == 1.0f);
+    imbrex_device_close(device);
+}
+
 /* Catches plans that only Hopper can launch, without the reason; memory that is not looked at; and
  * a second launch that looks at it again. */
 static void test_portable_rules(void **state)
@@ -550,7 +587,8 @@ static void test_portable_rules(void **state)
     struct imbrex_device *device = open_portable(0);
     struct imbrex_error err = {.message = ""};
     struct imbrex_gemm_params params = gemm_params();
-    struct imbrex_kernel_shape shape = {IMBREX_KERNEL_OP_GEMM, 256, 896, 4864, false};
+    struct imbrex_kernel_shape shape = {
+        .op = IMBREX_KERNEL_OP_GEMM, .m = 256, .n = 896, .k = 4864};
     struct imbrex_kernel_plan plan = {
         .variant_idx = 0, .cluster_m = 1, .cluster_n = 1, .group_m = 1};
     assert_int_equal(imbrex_gemm(device, &params, &plan, NULL, &err), IMBREX_STATUS_UNSUPPORTED);
@@ -597,7 +635,7 @@ static void test_portable_on_hopper(void **state)
         assert_int_equal(
             imbrex_kernel_variant_describe(IMBREX_KERNEL_OP_GEMM_SWIGLU, i, &variant, NULL),
             IMBREX_STATUS_OK);
-        if (variant.is_portable) {
+        if (variant.is_portable && !variant.is_general) {
             num_portable++;
             assert_int_equal(imbrex_gemm_swiglu(device, &params, &plan, NULL, NULL),
                              IMBREX_STATUS_OK);
@@ -630,6 +668,7 @@ int run_gemm_launch_tests(void)
         cmocka_unit_test(test_columns_of_one_matrix),
         cmocka_unit_test(test_bias),
         cmocka_unit_test(test_portable_launches),
+        cmocka_unit_test(test_portable_semantics),
         cmocka_unit_test(test_portable_rules),
         cmocka_unit_test(test_portable_on_hopper),
         cmocka_unit_test(test_each_call_fails_in_turn),

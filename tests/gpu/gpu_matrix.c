@@ -6,11 +6,13 @@
 #include "ops/dtype.h"
 #include "tests/gpu/gpu_session.h"
 
+/* A short copy may still be on its way when the call returns, and gpu.stream does not wait for it. */
 void matrix_upload(struct matrix *matrix)
 {
-    require(
-        GPU_CALL(&gpu, memcpy_htod, matrix->buffer, matrix->host, (size_t)matrix->num_elements * 2),
-        "copy to the GPU");
+    require(GPU_CALL(&gpu, memcpy_htod, matrix->buffer, matrix->host,
+                     (size_t)matrix->num_elements * 2) &&
+                GPU_CALL(&gpu, stream_synchronize, NULL),
+            "copy to the GPU");
 }
 
 void matrix_download(struct matrix *matrix)

@@ -430,8 +430,6 @@ static enum imbrex_status launch_portable(struct imbrex_device *device,
                                      .row_group_step = (int32_t)pair_group_rows(product),
                                      .bias_step = bias_step(product),
                                      .bias_group_step = bias_group_step(product),
-                                     .is_general = problem->form == TILE_FORM_GENERAL_PAIR ||
-                                                   problem->form == TILE_FORM_GENERAL_SPLIT,
                                      .gating = product->gating};
     return gemm_mma_launch(device, plan, &params, stream, err);
 }

@@ -29,6 +29,7 @@
 /* Compiled for compute_80, as machine code for 8.x and as what the driver compiles for others. */
 #define KERNEL_IMAGE_PORTABLE_LIST(X) \
     X(gemm_mma)                       \
+    X(gemm_mma_general)               \
     X(gated_activation)               \
     X(row)                            \
     X(plain)                          \
@@ -41,7 +42,9 @@ enum kernel_image {
 #define KERNEL_IMAGE_ENUM(name) KERNEL_IMAGE_##name,
     KERNEL_IMAGE_LIST(KERNEL_IMAGE_ENUM)
 #undef KERNEL_IMAGE_ENUM
-        KERNEL_IMAGE_gemm_mma, /* portable only */
+    /* Portable only. */
+    KERNEL_IMAGE_gemm_mma,
+    KERNEL_IMAGE_gemm_mma_general,
     KERNEL_IMAGE_COUNT
 };
 

@@ -13,7 +13,7 @@
 /* How the weights reach a kernel; see kernels/gemm_swiglu_params.h. */
 enum tile_form {
     TILE_FORM_PAIR,          /* gate and up interleaved by 8 rows out of one view of both */
-    TILE_FORM_SPLIT,         /* gate and up through a tensor map each; portable: any fused form */
+    TILE_FORM_SPLIT,         /* gate and up through a tensor map each; portable: any two matrices */
     TILE_FORM_PLAIN,         /* one matrix, no activation */
     TILE_FORM_GENERAL_PAIR,  /* as pair, with biases and any gating */
     TILE_FORM_GENERAL_SPLIT, /* as split, likewise */

@@ -33,8 +33,8 @@ struct gemm_mma_params {
      * its matrix, their biases' value i at i / 8 * bias_group_step + i % 8 * bias_step. */
     int32_t row_group_step; /* 8, or 16 where gate and up take turns by 8 rows */
     int32_t bias_step, bias_group_step;
-    int32_t is_general; /* 1: bias, up_bias and gating count; 0: SwiGLU alone */
-    struct gating_params gating;
+    int32_t reserved;
+    struct gating_params gating; /* with the biases, of the general kernels alone */
 };
 
 /* Launch rule. Threads: 32 * warps_m * warps_n. Grid: ceil(M / block_m) * ceil(N / columns of a

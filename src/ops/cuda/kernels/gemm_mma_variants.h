@@ -15,14 +15,22 @@
 
 #include "ops/cuda/kernels/gemm_mma_params.h"
 
-/* Symbols: gemm_swiglu_bf16_sm80_multistage_<block_m>x<block_n> and
- * gemm_bf16_sm80_multistage_<block_m>x<block_n>. */
-#define GEMM_MMA_VARIANTS(X)    \
-    X(128, 256, 32, 4, 2, 4)    \
-    X(128, 128, 32, 4, 2, 2)    \
-    X(64, 128, 64, 3, 2, 2)     \
-    X(64, 64, 64, 4, 2, 2)      \
-    X(32, 64, 64, 5, 1, 4)      \
+/* Symbols: gemm_swiglu_bf16_sm80_multistage_<block_m>x<block_n> and gemm_bf16_sm80_..., in the
+ * fatbin gemm_mma. */
+#define GEMM_MMA_VARIANTS(X) \
+    X(128, 256, 32, 4, 2, 4) \
+    X(128, 128, 32, 4, 2, 2) \
+    X(64, 128, 64, 3, 2, 2)  \
+    X(64, 64, 64, 4, 2, 2)   \
+    X(32, 64, 64, 5, 1, 4)   \
+    X(16, 64, 64, 6, 1, 4)
+
+/* gemm_swiglu_bf16_sm80_general_..., fatbin gemm_mma_general: with biases and any gating; few, since
+ * these are rare. */
+#define GEMM_MMA_GENERAL_VARIANTS(X) \
+    X(128, 128, 32, 4, 2, 2)         \
+    X(64, 128, 64, 3, 2, 2)          \
+    X(64, 64, 64, 4, 2, 2)           \
     X(16, 64, 64, 6, 1, 4)
 
 #endif
