@@ -54,6 +54,10 @@ struct bench_operands bench_cell_operands(const struct bench *bench, const struc
     if (cell->weight_rows != cell->n) {
         CUdeviceptr second = weights + (uint64_t)(cell->n * cell->k) * BF16_BYTES;
         operands.up = second;
+        if (is_ours && bench->settings->interleave.value != 0) {
+            second = weights + (uint64_t)(bench->settings->interleave.value * cell->k) * BF16_BYTES;
+            operands.up = second;
+        }
         if (is_ours && bench->settings->weights.value == BENCH_WEIGHTS_UP_GATE) {
             operands.gate = second;
             operands.up = weights;
@@ -64,9 +68,18 @@ struct bench_operands bench_cell_operands(const struct bench *bench, const struc
     return operands;
 }
 
-static bool call_ours(struct bench *bench, const struct bench_cell *cell,
-                      const struct imbrex_kernel_plan *plan, const struct bench_operands *operands)
+bool bench_is_general(const struct bench *bench, int gating_idx)
 {
+    const struct imbrex_gating *gating = &bench->cells->gatings[gating_idx].gating;
+    return bench->settings->bias || bench->settings->rounding.value != IMBREX_ROUNDING_EXACT ||
+           gating->activation != IMBREX_ACTIVATION_SILU || gating->alpha != 0.0f ||
+           gating->limit != 0.0f || gating->up_offset != 0.0f;
+}
+
+static bool call_ours(struct bench *bench, const struct bench_cell *cell,
+                      const struct contestant *contestant, const struct bench_operands *operands)
+{
+    const struct imbrex_kernel_plan *plan = &contestant->plan;
     struct imbrex_error err = {0};
     enum imbrex_status status;
 
@@ -80,7 +93,14 @@ static bool call_ours(struct bench *bench, const struct bench_cell *cell,
             .hidden_size = (int32_t)cell->k,
             .intermediate_size = (int32_t)cell->n,
             .weights_settled = true,
+            .interleave_rows = (int32_t)bench->settings->interleave.value,
+            .rounding = (enum imbrex_rounding)bench->settings->rounding.value,
+            .gating = bench->cells->gatings[contestant->gating_idx].gating,
         };
+        if (bench->settings->bias) {
+            params.gate_bias = (const float *)bench->pools.biases;
+            params.up_bias = params.gate_bias + cell->n;
+        }
         status = imbrex_gemm_swiglu(bench->device, &params, plan, bench->gpu.stream, &err);
     } else {
         struct imbrex_gemm_params params = {
@@ -100,6 +120,30 @@ static bool call_ours(struct bench *bench, const struct bench_cell *cell,
     return status == IMBREX_STATUS_OK;
 }
 
+/* The library's kernel on [m, 2 n], gate in the first half of a row. */
+static bool activate(struct bench *bench, const struct bench_cell *cell,
+                     const struct contestant *contestant, CUdeviceptr product, CUdeviceptr d)
+{
+    struct imbrex_error err = {0};
+    struct imbrex_gated_activation_params params = {
+        .gate = (const void *)product,
+        .up = (const void *)(product + (uint64_t)cell->n * BF16_BYTES),
+        .d = (void *)d,
+        .gate_stride = 2 * cell->n,
+        .up_stride = 2 * cell->n,
+        .num_tokens = (int32_t)cell->m,
+        .intermediate_size = (int32_t)cell->n,
+        .rounding = (enum imbrex_rounding)bench->settings->rounding.value,
+        .gating = bench->cells->gatings[contestant->gating_idx].gating,
+    };
+    if (imbrex_gated_activation(bench->device, &params, bench->gpu.stream, &err) !=
+        IMBREX_STATUS_OK) {
+        (void)output_library_error(&err);
+        return false;
+    }
+    return true;
+}
+
 bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
                      const struct contestant *contestant, int set_idx)
 {
@@ -110,7 +154,7 @@ bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
     CUdeviceptr product = cell->product_stride != 0 ? operands.product : operands.d;
 
     if (is_ours) {
-        return call_ours(bench, cell, &contestant->plan, &operands);
+        return call_ours(bench, cell, contestant, &operands);
     }
     if (!cublaslt_product_run(cell->gemm, cell->algorithm_idx, (const void *)operands.a,
                               (const void *)operands.gate, (void *)product,
@@ -121,6 +165,9 @@ bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
         return true;
     }
     int32_t n = (int32_t)cell->n;
+    if (bench_is_general(bench, contestant->gating_idx)) {
+        return activate(bench, cell, contestant, product, operands.d);
+    }
     void *arguments[] = {&product, &operands.d, &cell->m, &n};
     return gpu_launch(&bench->gpu, "bench_silu_mul", 8 * (int64_t)bench->description.num_sms, 256,
                       arguments);

@@ -36,13 +36,21 @@ enum bench_clock {
 };
 
 struct bench_ops_settings {
-    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output;
+    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output, *activations;
     struct option_integer threads, cpu;
     struct option_integer op, plans, weights, clock, num_pairs, group_m;
     struct option_real replay_ms, energy_ms, near;
-    bool numerics, no_overlap, no_roofs, portable;
+    struct option_integer rounding, interleave; /* enum imbrex_rounding; rows */
+    bool numerics, no_overlap, no_roofs, portable, bias;
 };
 
+/* How gate and up become one result. */
+struct bench_gating {
+    const char *name; /* static storage */
+    struct imbrex_gating gating;
+};
+
+#define BENCH_MAX_GATINGS 8
 #define BENCH_MAX_SHAPES 32
 #define BENCH_MAX_ROWS 32
 #define BENCH_MAX_DTYPES 16
@@ -63,6 +71,8 @@ struct bench_ops_cells {
     int num_rows;
     char dtypes[BENCH_MAX_DTYPES][16];
     int num_dtypes;
+    struct bench_gating gatings[BENCH_MAX_GATINGS];
+    int num_gatings;
 };
 
 /* An exit code. Only in programs that were built with CUDA. */
