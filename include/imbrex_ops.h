@@ -71,11 +71,10 @@ IMBREX_API void imbrex_device_describe(const struct imbrex_device *device,
 
 /* How the bf16 matrix kernels want their matrices (the copy engine's rules, TMA): row-major, base
  * addresses multiples of 16 bytes, row strides multiples of 8 elements and at least the width; the
- * width of D a multiple of 8 (any in the kernels that are not for Hopper), that of A and the weights
- * any where the strides allow it. Memory is
- * the device's own, or host memory that is registered with CUDA, whole from the first element to
- * the last; where it lies is looked at when a matrix (address, shape and strides) is new to the
- * device. Outputs overlap no input. */
+ * width of D a multiple of 8 (any of the portable kernels), that of A and the weights any where the
+ * strides allow it. Memory is the device's own, or host memory that is registered with CUDA, whole
+ * from the first element to the last; where it lies is looked at when a matrix (address, shape and
+ * strides) is new to the device. Outputs overlap no input. */
 
 enum imbrex_activation {
     IMBREX_ACTIVATION_SILU,      /* x / (1 + exp(-alpha * x)) */

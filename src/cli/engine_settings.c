@@ -40,12 +40,9 @@ const struct option_choice engine_compute_choices[] = {
 };
 
 const struct option_choice engine_ablations[] = {
-    {"mlp", IMBREX_ABLATE_MLP},
-    {"attention", IMBREX_ABLATE_ATTENTION},
-    {"pdl", IMBREX_ABLATE_PDL},
-    {"graph", IMBREX_ABLATE_GRAPH},
-    {"hopper", IMBREX_ABLATE_HOPPER},
-    {NULL, 0},
+    {"mlp", IMBREX_ABLATE_MLP},       {"attention", IMBREX_ABLATE_ATTENTION},
+    {"pdl", IMBREX_ABLATE_PDL},       {"graph", IMBREX_ABLATE_GRAPH},
+    {"hopper", IMBREX_ABLATE_HOPPER}, {NULL, 0},
 };
 
 /* ---- devices --------------------------------------------------------------------------------- */

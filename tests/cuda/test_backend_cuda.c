@@ -306,7 +306,8 @@ static void test_portable(void **state)
                                 &(struct project_params){.num_tokens = counts[j].num_tokens,
                                                          .in_features = widths[k],
                                                          .hidden_size = fixture.shape.hidden_size});
-                assert_non_null(strstr(fake.kernel, expected != NULL ? expected : cases[i].project));
+                assert_non_null(
+                    strstr(fake.kernel, expected != NULL ? expected : cases[i].project));
                 assert_int_equal(fake.config.numAttrs, 0);
                 assert_true(fake.config.sharedMemBytes + OP_KERNEL_STATIC_BYTES <=
                             (unsigned int)cases[i].max_shared_bytes);

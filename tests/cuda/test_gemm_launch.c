@@ -468,7 +468,7 @@ static void test_out_of_memory_of_the_gpu(void **state)
 /* GPUs that have no kernels of their own, by their data sheets. */
 static const struct {
     int major, minor, num_sms, max_shared_bytes;
-} portable_gpus[] = {{8, 0, 108, 166912}, {8, 6, 84, 101376},   {8, 9, 128, 101376},
+} portable_gpus[] = {{8, 0, 108, 166912},  {8, 6, 84, 101376},   {8, 9, 128, 101376},
                      {10, 0, 148, 232448}, {12, 0, 170, 101376}, {9, 0, 132, 232448}};
 enum { NUM_PORTABLE_GPUS = sizeof(portable_gpus) / sizeof(portable_gpus[0]) };
 
@@ -529,9 +529,8 @@ static void test_portable_launches(void **state)
             assert_int_equal(fake.config.numAttrs, 0);
             assert_int_equal(fake.config.sharedMemBytes, variant.shared_bytes);
             assert_true(variant.shared_bytes <= portable_gpus[gpu_idx].max_shared_bytes);
-            assert_int_equal(fake.config.gridDimX,
-                             ((rows[i] - 1) / variant.block_m + 1) *
-                                 ((4861 - 1) / (variant.block_n / 2) + 1));
+            assert_int_equal(fake.config.gridDimX, ((rows[i] - 1) / variant.block_m + 1) *
+                                                       ((4861 - 1) / (variant.block_n / 2) + 1));
             assert_ptr_equal(portable_params()->b, params.gate);
             assert_ptr_equal(portable_params()->up, params.up);
             assert_int_equal(portable_params()->up_stride, 896);
@@ -587,8 +586,7 @@ static void test_portable_rules(void **state)
     struct imbrex_device *device = open_portable(0);
     struct imbrex_error err = {.message = ""};
     struct imbrex_gemm_params params = gemm_params();
-    struct imbrex_kernel_shape shape = {
-        .op = IMBREX_KERNEL_OP_GEMM, .m = 256, .n = 896, .k = 4864};
+    struct imbrex_kernel_shape shape = {.op = IMBREX_KERNEL_OP_GEMM, .m = 256, .n = 896, .k = 4864};
     struct imbrex_kernel_plan plan = {
         .variant_idx = 0, .cluster_m = 1, .cluster_n = 1, .group_m = 1};
     assert_int_equal(imbrex_gemm(device, &params, &plan, NULL, &err), IMBREX_STATUS_UNSUPPORTED);

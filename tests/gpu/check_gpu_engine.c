@@ -730,10 +730,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_mixed_stories), cmocka_unit_test(test_mixed_qwen),
         cmocka_unit_test(test_mixed_random),  cmocka_unit_test(test_cpu_ids),
         cmocka_unit_test(test_goldens),       cmocka_unit_test(test_portable),
-        cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_graphs_of_few), cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_steady_step),   cmocka_unit_test(test_lost_device),
-        cmocka_unit_test(test_too_large),     cmocka_unit_test(test_device_names),
+        cmocka_unit_test(test_graphs),        cmocka_unit_test(test_graphs_of_few),
+        cmocka_unit_test(test_overlap),       cmocka_unit_test(test_steady_step),
+        cmocka_unit_test(test_lost_device),   cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_device_names),
     };
     struct imbrex_error err = {0};
     struct device *device = NULL;

@@ -460,9 +460,7 @@ static const struct mode modes[] = {
     {"fp32, portable", {.activation_dtype = DTYPE_F32, .ablations = IMBREX_ABLATE_HOPPER}},
     {"bf16, portable", {.activation_dtype = DTYPE_BF16, .ablations = IMBREX_ABLATE_HOPPER}},
     {"bf16, invariant, portable",
-     {.activation_dtype = DTYPE_BF16,
-      .batch_invariant = true,
-      .ablations = IMBREX_ABLATE_HOPPER}},
+     {.activation_dtype = DTYPE_BF16, .batch_invariant = true, .ablations = IMBREX_ABLATE_HOPPER}},
 };
 
 /* Catches any error of a kernel or of what it is told. */

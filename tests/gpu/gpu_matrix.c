@@ -6,7 +6,7 @@
 #include "ops/dtype.h"
 #include "tests/gpu/gpu_session.h"
 
-/* A short copy may still be on its way when the call returns, and gpu.stream does not wait for it. */
+/* A short copy may be on its way when the call returns, and gpu.stream does not wait for it. */
 void matrix_upload(struct matrix *matrix)
 {
     require(GPU_CALL(&gpu, memcpy_htod, matrix->buffer, matrix->host,

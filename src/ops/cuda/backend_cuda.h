@@ -23,7 +23,7 @@ struct backend_cuda {
     struct imbrex_device *device;
     struct backend_cuda_options options;
     struct backend_shape shape;
-    bool is_plain; /* sizes that only the plain kernels take, or fp32 */
+    bool is_plain;    /* sizes that only the plain kernels take, or fp32 */
     bool is_portable; /* kernels of the portable images alone, see cuda_device.h */
     CUstream stream;
     unsigned char *scratch;
@@ -75,8 +75,8 @@ void cuda_small_project(struct backend_cuda *cuda, const struct project_params *
 void cuda_small_mlp(struct backend_cuda *cuda, const struct mlp_params *params);
 void cuda_small_logits(struct backend_cuda *cuda, const struct logits_params *params);
 
-/* Any number of tokens, on the Hopper GEMM or the portable one. In batch-invariant mode the order of summation depends
- * on nothing but the matrix. */
+/* Any number of tokens, on the Hopper GEMM or the portable one. In batch-invariant mode the order
+ * of summation depends on nothing but the matrix. */
 void cuda_large_qkv(struct backend_cuda *cuda, const struct qkv_params *params);
 void cuda_large_project(struct backend_cuda *cuda, const struct project_params *params);
 void cuda_large_mlp(struct backend_cuda *cuda, const struct mlp_params *params);

@@ -296,13 +296,13 @@ enum imbrex_status cuda_device_op_function(struct imbrex_device *device, enum op
                                            CUfunction *function, struct imbrex_error *err)
 {
     const struct op_kernel_row *row = op_kernel_at(kernel);
-    const struct kernel_symbol symbol = {.name = row->name,
-                                         .image = row->image,
-                                         .is_portable = device->is_portable,
-                                         .params_bytes = row->params_bytes,
-                                         .shared_bytes = op_kernel_shared_bytes(
-                                             kernel, device->is_portable,
-                                             device->max_shared_bytes)};
+    const struct kernel_symbol symbol = {
+        .name = row->name,
+        .image = row->image,
+        .is_portable = device->is_portable,
+        .params_bytes = row->params_bytes,
+        .shared_bytes =
+            op_kernel_shared_bytes(kernel, device->is_portable, device->max_shared_bytes)};
     return find_function(device, &symbol, &device->op_functions[device->is_portable][kernel],
                          function, err);
 }

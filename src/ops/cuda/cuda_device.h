@@ -34,7 +34,7 @@ struct imbrex_device {
     struct tile_choice_entry choices[NUM_TILE_CHOICES]; /* by a hash of the problem */
     /* [0] for Hopper, [1] portable; NULL: not loaded yet */
     CUlibrary libraries[2][KERNEL_IMAGE_COUNT];
-    CUfunction *functions;                           /* [kernel_table_count()], NULL: not used yet */
+    CUfunction *functions;                           /* [kernel_table_count()], likewise */
     CUfunction op_functions[2][OP_KERNEL_COUNT + 1]; /* likewise, by kind as the libraries */
     struct imbrex_error work_error; /* what the last work of a backend that failed said */
 };
@@ -55,8 +55,8 @@ enum imbrex_status cuda_device_leave(struct imbrex_device *device, enum imbrex_s
  * has been entered. May be called while a stream is being captured. */
 enum imbrex_status cuda_device_function(struct imbrex_device *device, int32_t kernel_idx,
                                         CUfunction *function, struct imbrex_error *err);
-/* The same of a kernel of op_kernels.h, of the kind that is_portable says; UNSUPPORTED if it is made
- * for the other one alone. */
+/* The same of a kernel of op_kernels.h, of the kind that is_portable says; UNSUPPORTED if it is
+ * made for the other one alone. */
 enum imbrex_status cuda_device_op_function(struct imbrex_device *device, enum op_kernel kernel,
                                            CUfunction *function, struct imbrex_error *err);
 

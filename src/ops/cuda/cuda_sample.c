@@ -5,8 +5,8 @@
 #include <stddef.h>
 
 #define HISTORY_THREADS 128
-/* Vocabularies whose rows do not fit in the shared memory of a cluster, or that have no cluster, have
- * copies in memory, of so many rows at once. */
+/* Rows that do not fit in the shared memory of a cluster, or have none, have copies in memory, so
+ * many at once. */
 #define WAVE_ROWS 64
 #define PORTABLE_WAVE_ROWS 16
 

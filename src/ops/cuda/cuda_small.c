@@ -114,13 +114,12 @@ static void launch_resident(struct backend_cuda *cuda, struct small_product *pro
     params->extra_tiles = params->num_tiles % num_ctas;
     cuda_launch(
         cuda,
-        &(struct op_launch){.kernel = (params->num_tokens == 1
-                                           ? product->single
-                                           : product->resident)[plan.has_few_chunks ? 0 : 1],
-                            .grid_x = (uint32_t)num_ctas,
-                            .num_threads = SMALL_THREADS,
-                            .shared_bytes = resident_base_bytes(params) +
-                                            CHUNKS_BYTES((uint32_t)chunks)},
+        &(struct op_launch){
+            .kernel = (params->num_tokens == 1 ? product->single
+                                               : product->resident)[plan.has_few_chunks ? 0 : 1],
+            .grid_x = (uint32_t)num_ctas,
+            .num_threads = SMALL_THREADS,
+            .shared_bytes = resident_base_bytes(params) + CHUNKS_BYTES((uint32_t)chunks)},
         params);
 }
 

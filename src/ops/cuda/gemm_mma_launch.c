@@ -17,8 +17,7 @@ enum imbrex_status gemm_mma_launch(struct imbrex_device *device, const struct ti
     told.group_m = plan->group_m;
     TRY(cuda_device_function(device, plan->kernel_idx, &function, err));
     CUlaunchConfig config = {
-        .gridDimX =
-            num_parts(told.m, kernel->block_m) * num_parts(told.n, tile_columns(kernel)),
+        .gridDimX = num_parts(told.m, kernel->block_m) * num_parts(told.n, tile_columns(kernel)),
         .gridDimY = 1,
         .gridDimZ = 1,
         .blockDimX = (unsigned int)kernel->num_threads,

@@ -48,8 +48,8 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
     *variant = (struct imbrex_kernel_variant){
         .name = kernel->name,
         .schedule = schedules[kernel->schedule],
-        .is_split = !kernel->is_portable && (kernel->form == TILE_FORM_SPLIT ||
-                                             kernel->form == TILE_FORM_GENERAL_SPLIT),
+        .is_split = !kernel->is_portable &&
+                    (kernel->form == TILE_FORM_SPLIT || kernel->form == TILE_FORM_GENERAL_SPLIT),
         .is_general =
             kernel->form == TILE_FORM_GENERAL_PAIR || kernel->form == TILE_FORM_GENERAL_SPLIT,
         .block_m = kernel->block_m,

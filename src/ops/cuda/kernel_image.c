@@ -40,9 +40,9 @@ static const struct embedded_image hopper_images[KERNEL_IMAGE_COUNT] = {
 };
 
 static const struct embedded_image portable_images[KERNEL_IMAGE_COUNT] = {
-#define KERNEL_IMAGE_ROW(name)                                       \
-    [KERNEL_IMAGE_##name] = {#name, imbrex_kernels_##name##_portable, \
-                             imbrex_kernels_##name##_portable_end},
+#define KERNEL_IMAGE_ROW(name) \
+    [KERNEL_IMAGE_##           \
+        name] = {#name, imbrex_kernels_##name##_portable, imbrex_kernels_##name##_portable_end},
     KERNEL_IMAGE_PORTABLE_LIST(KERNEL_IMAGE_ROW)
 #undef KERNEL_IMAGE_ROW
 };

@@ -37,16 +37,16 @@
     KERNEL_ROW("gemm_bf16_sm90_plain", TILE_FORM_PLAIN, gemm, schedule, bm, bn, stages, slots)
 
 #define PORTABLE_ROW(stem, tile_form, image_name, bm, bn, bk, stages, warps_m, warps_n) \
-    {.name = stem "_multistage_" #bm "x" #bn,                               \
-     .image = KERNEL_IMAGE_##image_name,                                    \
-     .form = tile_form,                                                     \
-     .schedule = TILE_SCHEDULE_multistage,                                  \
-     .is_portable = true,                                                   \
-     .num_threads = 32 * (warps_m) * (warps_n),                             \
-     .block_m = (bm),                                                       \
-     .block_n = (bn),                                                       \
-     .num_stages = (stages),                                                \
-     .shared_bytes = GEMM_MMA_SHARED_BYTES(bm, bn, bk, stages),             \
+    {.name = stem "_multistage_" #bm "x" #bn,                                           \
+     .image = KERNEL_IMAGE_##image_name,                                                \
+     .form = tile_form,                                                                 \
+     .schedule = TILE_SCHEDULE_multistage,                                              \
+     .is_portable = true,                                                               \
+     .num_threads = 32 * (warps_m) * (warps_n),                                         \
+     .block_m = (bm),                                                                   \
+     .block_n = (bn),                                                                   \
+     .num_stages = (stages),                                                            \
+     .shared_bytes = GEMM_MMA_SHARED_BYTES(bm, bn, bk, stages),                         \
      .params_bytes = sizeof(struct gemm_mma_params)},
 #define PORTABLE_SWIGLU_ROW(...) \
     PORTABLE_ROW("gemm_swiglu_bf16_sm80", TILE_FORM_SPLIT, gemm_mma, __VA_ARGS__)

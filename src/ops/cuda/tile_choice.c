@@ -146,9 +146,9 @@ static enum imbrex_status check_numbers(const struct tile_plan *plan, struct imb
 static bool takes_form(const struct kernel_variant *kernel, enum tile_form form)
 {
     return kernel->form == form ||
-           (kernel->is_portable && ((kernel->form == TILE_FORM_SPLIT && form == TILE_FORM_PAIR) ||
-                                    (kernel->form == TILE_FORM_GENERAL_SPLIT &&
-                                     form == TILE_FORM_GENERAL_PAIR)));
+           (kernel->is_portable &&
+            ((kernel->form == TILE_FORM_SPLIT && form == TILE_FORM_PAIR) ||
+             (kernel->form == TILE_FORM_GENERAL_SPLIT && form == TILE_FORM_GENERAL_PAIR)));
 }
 
 /* What the two kinds of kernels ask for: the copy engine, or the absence of clusters. */
@@ -177,8 +177,9 @@ static enum imbrex_status check_kind(const struct tile_machine *machine,
     }
     if (plan->cluster_m != 1 || plan->cluster_n != 1 || plan->num_tiles_n != 0) {
         return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                         "%s: has no clusters, which need compute capability 9.0, and tiles of one "
-                         "width: expected clusters of 1 x 1 and num_tiles_n 0, found %d x %d and %d",
+                         "%s: has no clusters, which need compute capability 9.0, and tiles of "
+                         "one width: expected clusters of 1 x 1 and num_tiles_n 0, found %d x %d "
+                         "and %d",
                          kernel->name, (int)plan->cluster_m, (int)plan->cluster_n,
                          (int)plan->num_tiles_n);
     }
@@ -297,9 +298,9 @@ static double portable_cost_us(const struct tile_machine *machine,
 {
     struct tile_grid grid = tile_grid_of(machine, problem, plan);
     double num_steps = (double)divide_up(problem->k, PORTABLE_STEP_K);
-    double step = (double)kernel->block_m * kernel->block_n * PORTABLE_STEP_K /
-                      PORTABLE_MACS_PER_CLOCK +
-                  PORTABLE_STEP_CLOCKS;
+    double step =
+        (double)kernel->block_m * kernel->block_n * PORTABLE_STEP_K / PORTABLE_MACS_PER_CLOCK +
+        PORTABLE_STEP_CLOCKS;
     double alone = PORTABLE_ALONE * step + PORTABLE_ALONE_CLOCKS;
     if (kernel->num_threads > 128) {
         alone = step = PORTABLE_EIGHT_WARPS * step;
@@ -375,8 +376,8 @@ enum imbrex_status tile_choose(const struct tile_machine *machine,
         const struct kernel_variant *kernel = kernel_table_at(kernel_idx);
         /* Not a reason to report, unless it is the only one. A GPU that has kernels of its own does
          * without the portable ones, unless they are asked for. */
-        if (end - begin > 1 && (!takes_form(kernel, problem->form) ||
-                                kernel->is_portable != machine->is_portable)) {
+        if (end - begin > 1 &&
+            (!takes_form(kernel, problem->form) || kernel->is_portable != machine->is_portable)) {
             continue;
         }
         /* Each cluster with wide tiles alone, then with as many narrower ones as fit. */

@@ -24,8 +24,8 @@
 /* general: a pair with biases and any gating. */
 enum form { plain, pair, general };
 
-/* Where the 16-byte chunk `chunk` of a row lies, in chunks of the row: eight rows that ldmatrix
- * reads at one chunk, and eight neighbouring chunks that cp.async writes, are in different banks. */
+/* Where a 16-byte chunk of a row lies, in chunks of the row: eight rows that ldmatrix reads at one
+ * chunk, and eight neighbouring chunks that cp.async writes, are in different banks. */
 template <int BLOCK_K> static __device__ __forceinline__ int swizzle(int row, int chunk)
 {
     return BLOCK_K == 64 ? chunk ^ row % 8 : chunk ^ row / 2 % 4;
@@ -212,9 +212,8 @@ static __device__ __forceinline__ void gemm_tile(const struct gemm_mma_params &p
     const uint32_t copy_to =
         shared + copy_row * ROW_BYTES + swizzle<BLOCK_K>(copy_row, copy_chunk) * CHUNK_BYTES;
     const bool is_up = FORM != plain && copy_row / 8 % 2 != 0;
-    const struct copy_source a =
-        source_of<BLOCK_M, ROWS>((const uint16_t *)p.a, p.a_stride, first_row + copy_row, ROWS,
-                                 p.m, copy_k, 8);
+    const struct copy_source a = source_of<BLOCK_M, ROWS>(
+        (const uint16_t *)p.a, p.a_stride, first_row + copy_row, ROWS, p.m, copy_k, 8);
     const struct copy_source b = source_of<BLOCK_N, ROWS>(
         (const uint16_t *)(is_up ? p.up : p.b), is_up ? p.up_stride : p.b_stride,
         first_column + (FORM == plain ? copy_row : copy_row / 16 * 8 + copy_row % 8), COPY_COLUMNS,
@@ -307,7 +306,8 @@ static __device__ __forceinline__ void gemm_tile(const struct gemm_mma_params &p
         for (int m = 0; m < M_TILES; m++) {
             float values[4];
             if constexpr (FORM != plain) {
-                combine<FORM>(p, accum[m][2 * n], accum[m][2 * n + 1], first_column + column, values);
+                combine<FORM>(p, accum[m][2 * n], accum[m][2 * n + 1], first_column + column,
+                              values);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; i++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a launch of the portable matrix kernels is told; compiled by gcc and by nvcc. Fused: D[M, I]
- * = act(A[M, K] · gateᵀ + gate_bias) * (A · upᵀ + up_bias). Plain: D[M, N] = A[M, K] · B[N, K]ᵀ + bias, as bf16, as fp32
- * or added to fp32.
+ * = act(A[M, K] · gateᵀ + gate_bias) * (A · upᵀ + up_bias). Plain: D[M, N] = A[M, K] · B[N, K]ᵀ +
+ * bias, as bf16, as fp32 or added to fp32.
  *
  * Matrices are row-major. Of A and the weights every row begins at a multiple of 16 bytes (the unit
  * of cp.async); what lies between a row's last element and the next row is not read. M, N, K and I
@@ -19,12 +19,12 @@
 #define GEMM_MMA_ADD_F32 2
 
 struct gemm_mma_params {
-    const void *a;     /* [m, k] bf16 */
-    const void *b;     /* [n, k] bf16; gate in the fused kernels */
-    const void *up;    /* likewise; NULL in the plain ones */
-    const float *bias; /* [n], of b; NULL: none */
+    const void *a;        /* [m, k] bf16 */
+    const void *b;        /* [n, k] bf16; gate in the fused kernels */
+    const void *up;       /* likewise; NULL in the plain ones */
+    const float *bias;    /* [n], of b; NULL: none */
     const float *up_bias; /* likewise of up */
-    void *d;           /* [m, n] bf16 or fp32; rows of bf16 begin at multiples of 16 bytes */
+    void *d;              /* [m, n] bf16 or fp32; rows of bf16 begin at multiples of 16 bytes */
     int64_t a_stride, b_stride, up_stride, d_stride; /* elements */
     int32_t m, n, k;
     int32_t group_m; /* tiles of rows that are walked before the next columns; at least 1 */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The portable matrix kernels that exist: a line is a symbol for nvcc and a row of the host's table.
+/* The portable matrix kernels that exist: a line is a symbol for nvcc and a row of the host's
+ * table.
  *   X(block_m, block_n, block_k, num_stages, warps_m, warps_n)
  * block_n counts gate and up rows together in the fused kernels.
  *
@@ -25,8 +26,8 @@
     X(32, 64, 64, 5, 1, 4)   \
     X(16, 64, 64, 6, 1, 4)
 
-/* gemm_swiglu_bf16_sm80_general_..., fatbin gemm_mma_general: with biases and any gating; few, since
- * these are rare. */
+/* gemm_swiglu_bf16_sm80_general_..., fatbin gemm_mma_general: with biases and any gating; few,
+ * since these are rare. */
 #define GEMM_MMA_GENERAL_VARIANTS(X) \
     X(128, 128, 32, 4, 2, 2)         \
     X(64, 128, 64, 3, 2, 2)          \

@@ -131,8 +131,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{\n\t"
                  ".reg .pred done;\n"
-                 "again:\n\t"
-                 MBARRIER_WAIT ".parity.shared::cta.b64 done, [%0], %1;\n\t"
+                 "again:\n\t" MBARRIER_WAIT ".parity.shared::cta.b64 done, [%0], %1;\n\t"
                  "@!done bra again;\n\t"
                  "}" ::"r"(barrier),
                  "r"(parity)
