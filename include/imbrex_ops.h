@@ -33,8 +33,8 @@ struct imbrex_device_options {
      * launch); they wait for its results before they touch memory, but for weights that the caller
      * calls settled. */
     bool overlap_launches;
-    /* A GPU of compute capability 9.0 too uses the kernels that all newer than 8.0 run, as the
-     * driver compiles them: to test and to compare them. */
+    /* A GPU of compute capability 9.0 too uses the kernels of all others from 8.0 on, as the driver
+     * compiles them: to test and to compare them. */
     bool portable_kernels;
 };
 
