@@ -361,6 +361,7 @@ enum imbrex_ablation {
     IMBREX_ABLATE_ATTENTION = 2, /* the plain attention kernel */
     IMBREX_ABLATE_PDL = 4,       /* no kernel begins before the one ahead of it has ended */
     IMBREX_ABLATE_GRAPH = 8,     /* every kernel of a decode step is launched by itself */
+    IMBREX_ABLATE_HOPPER = 16,   /* the kernels of all GPUs from compute capability 8.0 on */
     /* Not computed at all, for their share in the time: what is generated is nonsense. */
     IMBREX_OMIT_MLP = 1 << 16,       /* gate, up and down */
     IMBREX_OMIT_ATTENTION = 1 << 17, /* without the products around it */

@@ -35,15 +35,19 @@ struct imbrex_device_options {
      * launch); they wait for its results before they touch memory, but for weights that the caller
      * calls settled. */
     bool overlap_launches;
+    /* A GPU of compute capability 9.0 too uses the kernels of all others from 8.0 on, as the driver
+     * compiles them: to test and to compare them. */
+    bool portable_kernels;
 };
 
 IMBREX_API struct imbrex_device_options imbrex_device_options_default(void);
 
-/* Opens GPU number device_idx, counted as CUDA counts them. `options` may be NULL. Nothing is
- * compiled; kernels are loaded when first launched.
+/* Opens GPU number device_idx, counted as CUDA counts them. `options` may be NULL. Kernels are
+ * loaded when first launched. Those for Hopper (compute capability 9.0) and 8.x are machine code;
+ * other GPUs' driver compiles them then, which takes it seconds once: it keeps what it made.
  * UNSUPPORTED, with the reason, if this build has no CUDA kernels, there is no driver, it is older
- * than release 580, or the GPU is not of compute capability 9.0; NOT_FOUND for a number beyond the
- * last GPU. */
+ * than release 580, or the GPU is of a compute capability below 8.0; NOT_FOUND for a number beyond
+ * the last GPU. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_device_open(
     int32_t device_idx, const struct imbrex_device_options *options, struct imbrex_device **device,
     struct imbrex_error *err);
@@ -69,10 +73,10 @@ IMBREX_API void imbrex_device_describe(const struct imbrex_device *device,
 
 /* How the bf16 matrix kernels want their matrices (the copy engine's rules, TMA): row-major, base
  * addresses multiples of 16 bytes, row strides multiples of 8 elements and at least the width; the
- * width of D a multiple of 8, that of A and the weights any where the strides allow it. Memory is
- * the device's own, or host memory that is registered with CUDA, whole from the first element to
- * the last; where it lies is looked at when a matrix (address, shape and strides) is new to the
- * device. Outputs overlap no input. */
+ * width of D a multiple of 8 (any of the portable kernels), that of A and the weights any where the
+ * strides allow it. Memory is the device's own, or host memory that is registered with CUDA, whole
+ * from the first element to the last; where it lies is looked at when a matrix (address, shape and
+ * strides) is new to the device. Outputs overlap no input. */
 
 enum imbrex_activation {
     IMBREX_ACTIVATION_SILU,      /* x / (1 + exp(-alpha * x)) */
@@ -184,13 +188,14 @@ enum imbrex_kernel_op { IMBREX_KERNEL_OP_GEMM_SWIGLU, IMBREX_KERNEL_OP_GEMM };
 /* A compiled kernel: one tile size and one schedule. */
 struct imbrex_kernel_variant {
     const char *name;     /* static storage */
-    const char *schedule; /* "pingpong" or "cooperative" */
+    const char *schedule; /* "pingpong" or "cooperative"; "multistage" if portable */
     bool is_split;        /* for shapes that are, and only for these */
     bool is_general;      /* likewise */
     int32_t block_m;      /* rows of A and D in a tile */
     int32_t block_n;      /* rows of weights in a tile; of gemm_swiglu, gate and up together */
     int32_t num_stages;
     int32_t shared_bytes;
+    bool is_portable; /* for compute capability 8.0 and newer; else for 9.0 alone */
 };
 
 /* The variants of an op are numbered [0, count). */

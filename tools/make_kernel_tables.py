@@ -24,7 +24,7 @@ def contestant(row, kind):
 
 def tile_text(plan):
     """As the table names a tile: pp 128x192 c2x1."""
-    schedule = {"pingpong": "pp", "cooperative": "co"}[plan["schedule"]]
+    schedule = {"pingpong": "pp", "cooperative": "co", "multistage": "ms"}[plan["schedule"]]
     text = f"{schedule} {plan['block_m']}x{plan['block_n']}"
     if plan["cluster_m"] * plan["cluster_n"] > 1:
         text += f" c{plan['cluster_m']}x{plan['cluster_n']}"
@@ -328,6 +328,7 @@ def one_by_one(table):
 # Page, name in its markers, result files, what makes a table of the runs of one.
 SECTIONS = [
     ("kernels.md", "kernel-tables", "*-gemm*.json", gpu_table),
+    ("kernels.md", "portable-tables", "*-portable-*.json", gpu_table),
     ("kernels-cpu.md", "ops-tables", "*-ops-*.json", one_by_one(ops_table)),
     ("kernels-cpu.md", "paths-tables", "*-ops-*.json", one_by_one(paths_table)),
     ("kernels-cpu.md", "fused-tables", "*-ops-*.json", one_by_one(fused_table)),

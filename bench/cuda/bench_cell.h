@@ -29,6 +29,7 @@ struct bench {
     struct gpu gpu;
     struct imbrex_device *device;
     struct imbrex_device_info description;
+    bool is_portable; /* kernels of all GPUs from compute capability 8.0 on */
     struct cublaslt *lt;
     struct nvml *nvml;
     struct bench_pools pools;

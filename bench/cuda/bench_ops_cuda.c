@@ -394,7 +394,8 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
     for (int32_t i = 0; i < imbrex_kernel_num_variants(shape.op); i++) {
         struct imbrex_kernel_variant variant;
         if (imbrex_kernel_choose(bench->device, &shape, i, &plan, NULL) != IMBREX_STATUS_OK ||
-            imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) != IMBREX_STATUS_OK) {
+            imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) != IMBREX_STATUS_OK ||
+            variant.is_portable != bench->is_portable) {
             continue;
         }
         int schedule = strcmp(variant.schedule, "pingpong") == 0 ? 0 : 1;
@@ -413,7 +414,10 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
     for (int32_t i = 0; bench->settings->plans.value == BENCH_PLANS_ALL &&
                         i < imbrex_kernel_num_variants(shape.op);
          i++) {
+        struct imbrex_kernel_variant variant;
         if (imbrex_kernel_choose(bench->device, &shape, i, &plan, NULL) == IMBREX_STATUS_OK &&
+            imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) == IMBREX_STATUS_OK &&
+            variant.is_portable == bench->is_portable &&
             plan.expected_us < bench->settings->near.value * least_us) {
             add_clusters(bench, cell, &shape, plan);
         }
@@ -754,12 +758,14 @@ int bench_ops_cuda(const struct bench_ops_settings *settings, const struct bench
     int exit_code = EXIT_CODE_FAILURE;
 
     options.overlap_launches = !settings->no_overlap;
+    options.portable_kernels = settings->portable;
     /* Every plan of a sweep has boxes of its own. */
     options.max_tensor_maps = 16384;
     if (imbrex_device_open(cells->device_idx, &options, &bench.device, &err) != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
     imbrex_device_describe(bench.device, &bench.description);
+    bench.is_portable = settings->portable || bench.description.compute_capability != 90;
     if (gpu_open(cells->device_idx, &bench.gpu)) {
         bench.nvml = nvml_open(bench.gpu.pci_bus_id);
         if (cublaslt_open(settings->cublaslt, &bench.lt) && allocate_pools(&bench, cells)) {

@@ -229,6 +229,11 @@ static const struct option_spec bench_ops_options[] = {
      .group = "How",
      .help = "kernels start when the one before them has ended",
      .offset = offsetof(struct bench_ops_settings, no_overlap)},
+    {.long_name = "portable",
+     .type = OPTION_TYPE_FLAG,
+     .group = "How",
+     .help = "on a Hopper GPU too, the kernels of all others from Ampere on",
+     .offset = offsetof(struct bench_ops_settings, portable)},
     {.long_name = "no-roofs",
      .type = OPTION_TYPE_FLAG,
      .group = "How",
@@ -451,6 +456,7 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
                   : settings->energy_ms.given           ? "energy-ms"
                   : settings->group_m.given             ? "group-m"
                   : settings->no_overlap                ? "no-overlap"
+                  : settings->portable                  ? "portable"
                   : settings->cublaslt != NULL          ? "cublaslt"
                   : settings->op.value == BENCH_OP_GEMM ? "op gemm"
                                                         : NULL;

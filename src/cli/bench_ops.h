@@ -41,7 +41,7 @@ struct bench_ops_settings {
     struct option_integer op, plans, weights, clock, num_pairs, group_m;
     struct option_real replay_ms, energy_ms, near;
     struct option_integer rounding, interleave; /* enum imbrex_rounding; rows */
-    bool numerics, no_overlap, no_roofs, bias;
+    bool numerics, no_overlap, no_roofs, portable, bias;
 };
 
 /* How gate and up become one result. */

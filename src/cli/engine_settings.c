@@ -40,11 +40,9 @@ const struct option_choice engine_compute_choices[] = {
 };
 
 const struct option_choice engine_ablations[] = {
-    {"mlp", IMBREX_ABLATE_MLP},
-    {"attention", IMBREX_ABLATE_ATTENTION},
-    {"pdl", IMBREX_ABLATE_PDL},
-    {"graph", IMBREX_ABLATE_GRAPH},
-    {NULL, 0},
+    {"mlp", IMBREX_ABLATE_MLP},       {"attention", IMBREX_ABLATE_ATTENTION},
+    {"pdl", IMBREX_ABLATE_PDL},       {"graph", IMBREX_ABLATE_GRAPH},
+    {"hopper", IMBREX_ABLATE_HOPPER}, {NULL, 0},
 };
 
 /* ---- devices --------------------------------------------------------------------------------- */
@@ -91,8 +89,8 @@ static int parse_ablations(const char *list, uint32_t *ablations)
             choice++;
         }
         if (choice->name == NULL) {
-            output_error("--ablate: expected mlp, attention, pdl, graph or some of them between "
-                         "commas, found \"%.*s\"",
+            output_error("--ablate: expected mlp, attention, pdl, graph, hopper or some of them "
+                         "between commas, found \"%.*s\"",
                          (int)length, word);
             return EXIT_CODE_INPUT;
         }

@@ -70,7 +70,8 @@ extern const struct option_choice engine_ablations[];
     "on a GPU, do without: mlp (gate, up and the activation in one "   \
     "kernel), attention (the fast kernels of it), pdl (kernels that "  \
     "begin while the one ahead of them ends), graph (decode steps "    \
-    "that are launched as a whole)"
+    "that are launched as a whole), hopper (kernels that older GPUs "  \
+    "do not run)"
 
 #define ENGINE_OPTION_INVARIANT(settings)                              \
     {.long_name = "batch-invariant",                                   \

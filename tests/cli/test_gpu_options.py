@@ -60,7 +60,7 @@ class GpuOptions(TestCase):
             for words, bad in (("mlp,x", "x"), ("", ""), ("mlp,", ""), ("graphs", "graphs"),
                                ("att", "att")):
                 self.assert_error(self.run_command(name, "--ablate", words), 2, "--ablate",
-                                  "mlp, attention, pdl, graph", f'"{bad}"')
+                                  "mlp, attention, pdl, graph, hopper", f'"{bad}"')
 
     # Fault: options that mean nothing on a CPU are dropped in silence.
     def test_gpu_options_on_a_cpu(self):

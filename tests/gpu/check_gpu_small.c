@@ -911,15 +911,20 @@ int main(int argc, char **argv)
     require(argc < 2 || argv[1][0] == '-' || atoi(argv[1]) > 0, "argument");
     CUdeviceptr scratch;
     require(GPU_CALL(&gpu, mem_alloc, &scratch, SCRATCH_BYTES), "scratch");
-    require(backend_cuda_create_on(device, &options, &shape, (void *)scratch, SCRATCH_BYTES,
-                                   &backend, &err) == IMBREX_STATUS_OK,
-            "backend");
-    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
-        bench_all();
-    } else {
-        check_all(argc > 1 ? (size_t)strtoul(argv[1], NULL, 10) : 1);
+    bool is_bench = argc > 1 && strcmp(argv[1], "--bench") == 0;
+    /* Then the kernels for other GPUs than Hopper, which have no clusters. */
+    for (int is_portable = 0; is_portable < (is_bench ? 1 : 2); is_portable++) {
+        options.ablations = is_portable != 0 ? IMBREX_ABLATE_HOPPER : 0;
+        require(backend_cuda_create_on(device, &options, &shape, (void *)scratch, SCRATCH_BYTES,
+                                       &backend, &err) == IMBREX_STATUS_OK,
+                "backend");
+        if (is_bench) {
+            bench_all();
+        } else {
+            check_all(argc > 1 ? (size_t)strtoul(argv[1], NULL, 10) : 1);
+        }
+        backend_destroy(backend);
     }
-    backend_destroy(backend);
     (void)gpu.mem_free(scratch);
     return check_end();
 }

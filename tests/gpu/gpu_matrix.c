@@ -6,6 +6,7 @@
 #include "ops/dtype.h"
 #include "tests/gpu/gpu_session.h"
 
+/* A short copy may be on its way when the call returns, and gpu.stream does not wait for it. */
 void copy_to_gpu(CUdeviceptr to, const void *from, size_t num_bytes)
 {
     require(GPU_CALL(&gpu, memcpy_htod, to, from, num_bytes) &&

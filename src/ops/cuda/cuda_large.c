@@ -41,7 +41,7 @@ void cuda_large_qkv(struct backend_cuda *cuda, const struct qkv_params *params)
     }
     cuda_rmsnorm(cuda, params->hidden, NULL, &params->norm, params->normed, params->num_tokens,
                  params->hidden_size);
-    if (gemm_qkv_is_worth_it(cuda, params)) {
+    if (!cuda->device->is_portable && gemm_qkv_is_worth_it(cuda, params)) {
         cuda_gemm_qkv(cuda, params, NULL);
         return;
     }
@@ -133,7 +133,7 @@ void cuda_large_mlp(struct backend_cuda *cuda, const struct mlp_params *params)
 void cuda_large_logits(struct backend_cuda *cuda, const struct logits_params *params)
 {
     /* The copy engine stores whole pieces of 16 bytes, and its rows begin at such. */
-    if (params->vocab_size % TILE_STORE_COLUMNS != 0) {
+    if (params->vocab_size % TILE_STORE_COLUMNS != 0 && !cuda->device->is_portable) {
         cuda_plain_logits(cuda, params);
         return;
     }

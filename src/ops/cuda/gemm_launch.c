@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ops/cuda/gemm_mma_launch.h"
 #include "ops/cuda/kernels/gemm_swiglu_params.h"
 #include "ops/dtype.h"
 
@@ -324,6 +325,17 @@ static enum imbrex_status check_bias_memory(const struct imbrex_device *device,
     return check_memory(device, name, bias, (last + 1) * (int64_t)sizeof(float), err);
 }
 
+/* From a value of a bias to the next of the same 8, and to the next 8. */
+static int32_t bias_step(const struct product *product)
+{
+    return product->interleave_biases == 1 ? 2 : 1;
+}
+
+static int32_t bias_group_step(const struct product *product)
+{
+    return product->interleave_biases != 0 ? 2 * TILE_PAIR_ROWS : TILE_PAIR_ROWS;
+}
+
 static enum imbrex_status fill_params(struct imbrex_device *device, const struct product *product,
                                       const struct tile_plan *plan, const struct tile_grid *grid,
                                       struct gemm_tile_params *params, struct imbrex_error *err)
@@ -355,8 +367,8 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
     TRY(check_bias_memory(device, product, product->up_bias_name, product->up_bias, err));
     params->bias = product->bias;
     params->up_bias = product->up_bias;
-    params->bias_step = product->interleave_biases == 1 ? 2 : 1;
-    params->bias_group_step = product->interleave_biases != 0 ? 2 * TILE_PAIR_ROWS : TILE_PAIR_ROWS;
+    params->bias_step = bias_step(product);
+    params->bias_group_step = bias_group_step(product);
     params->gating = product->gating;
     params->num_k_blocks =
         (int32_t)(((int64_t)product->problem.k + GEMM_TILE_BLOCK_K - 1) / GEMM_TILE_BLOCK_K);
@@ -373,6 +385,55 @@ static enum imbrex_status fill_params(struct imbrex_device *device, const struct
     return IMBREX_STATUS_OK;
 }
 
+/* The memory of an operand that no descriptor is made for. */
+static enum imbrex_status check_operand_memory(struct imbrex_device *device,
+                                               const struct operand *operand,
+                                               struct imbrex_error *err)
+{
+    struct tensor_map_key key;
+    CUtensorMap none;
+    memset(&key, 0, sizeof(key));
+    key.base = (uint64_t)(uintptr_t)operand->base;
+    key.dims[0] = (uint64_t)operand_bytes(operand);
+    return find_map(device, &key, &operand, 1, &none, err);
+}
+
+static enum imbrex_status launch_portable(struct imbrex_device *device,
+                                          const struct product *product,
+                                          const struct tile_plan *plan, CUstream stream,
+                                          struct imbrex_error *err)
+{
+    const struct tile_problem *problem = &product->problem;
+    bool is_fused = problem->form != TILE_FORM_PLAIN;
+    TRY(check_operand_memory(device, &product->a, err));
+    TRY(check_operand_memory(device, &product->b, err));
+    if (is_fused) {
+        TRY(check_operand_memory(device, &product->up, err));
+    }
+    TRY(check_operand_memory(device, &product->d, err));
+    TRY(check_bias_memory(device, product, product->bias_name, product->bias, err));
+    TRY(check_bias_memory(device, product, product->up_bias_name, product->up_bias, err));
+    struct gemm_mma_params params = {.a = product->a.base,
+                                     .b = product->b.base,
+                                     .up = product->up.base,
+                                     .bias = product->bias,
+                                     .up_bias = product->up_bias,
+                                     .d = (void *)(uintptr_t)product->d.base,
+                                     .a_stride = product->a.stride,
+                                     .b_stride = product->b.stride,
+                                     .up_stride = product->up.stride,
+                                     .d_stride = product->d.stride,
+                                     .m = problem->m,
+                                     .n = problem->columns,
+                                     .k = problem->k,
+                                     .end = GEMM_MMA_STORE_BF16,
+                                     .row_group_step = (int32_t)pair_group_rows(product),
+                                     .bias_step = bias_step(product),
+                                     .bias_group_step = bias_group_step(product),
+                                     .gating = product->gating};
+    return gemm_mma_launch(device, plan, &params, stream, err);
+}
+
 static enum imbrex_status launch_entered(struct imbrex_device *device,
                                          const struct product *product,
                                          const struct tile_plan *plan, CUstream stream,
@@ -387,6 +448,9 @@ static enum imbrex_status launch_entered(struct imbrex_device *device,
 
     memset(&params, 0, sizeof(params));
     TRY(check_stream(device, stream, err));
+    if (kernel->is_portable) {
+        return launch_portable(device, product, plan, stream, err);
+    }
     TRY(fill_params(device, product, plan, &grid, &params, err));
     TRY(cuda_device_function(device, plan->kernel_idx, &function, err));
 
@@ -431,8 +495,9 @@ static enum imbrex_status find_plan(struct imbrex_device *device, enum imbrex_ke
                     (uint32_t)problem->k * 3266489917u ^ (uint32_t)problem->form;
     struct tile_choice_entry *entry = &device->choices[(hash >> 16) % NUM_TILE_CHOICES];
     if (entry->problem.m != problem->m || entry->problem.columns != problem->columns ||
-        entry->problem.k != problem->k || entry->problem.form != problem->form) {
-        struct tile_choice_entry chosen = {.problem = *problem};
+        entry->problem.k != problem->k || entry->problem.form != problem->form ||
+        entry->is_portable != device->is_portable) {
+        struct tile_choice_entry chosen = {.problem = *problem, .is_portable = device->is_portable};
         int32_t begin, end;
         kernel_table_range(op, &begin, &end);
         size_t num_rows;
