@@ -11,6 +11,7 @@
 #include "ops/cuda/op_kernels.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/tile_choice.h"
+#include "ops/cuda/tune_table.h"
 
 /* What was chosen for a problem, so that a launch of the same shape does not choose again. */
 struct tile_choice_entry {
@@ -28,6 +29,8 @@ struct imbrex_device {
     bool overlap_launches;
     struct tensor_map_cache maps;
     struct tile_choice_entry choices[NUM_TILE_CHOICES]; /* by a hash of the problem */
+    struct imbrex_tune_table *tuned;                    /* NULL: no plans that were tuned */
+    char *tuned_path;                                   /* of its file */
     CUlibrary libraries[KERNEL_IMAGE_COUNT];            /* NULL: not loaded yet */
     CUfunction *functions;                        /* [kernel_table_count()], NULL: not used yet */
     CUfunction op_functions[OP_KERNEL_COUNT + 1]; /* likewise */
