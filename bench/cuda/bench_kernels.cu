@@ -79,7 +79,31 @@ BENCH_KERNEL bench_silu_mul(const uint4 *gate_up, uint4 *d, int64_t m, int32_t n
     }
 }
 
-/* The same of fp32 products, one rounding. */
+/* The same of a slice: its products apart, [m, width] each, and d a range of columns of a matrix
+ * whose rows are d_stride columns apart; both are multiples of 8. */
+BENCH_KERNEL bench_silu_mul_slice(const uint4 *gate, const uint4 *up, uint4 *d, int64_t m,
+                                  int32_t width, int32_t d_stride)
+{
+    const int32_t row_vectors = width / 8;
+    const int64_t count = m * row_vectors;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t row = i / row_vectors, column = i - row * row_vectors;
+        const uint4 gates = gate[i], ups = up[i];
+        uint4 result;
+        const __nv_bfloat162 *g = (const __nv_bfloat162 *)&gates,
+                             *u = (const __nv_bfloat162 *)&ups;
+        __nv_bfloat162 *r = (__nv_bfloat162 *)&result;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float2 x = __bfloat1622float2(g[j]), y = __bfloat1622float2(u[j]);
+            r[j] = __floats2bfloat162_rn(silu(x.x) * y.x, silu(x.y) * y.y);
+        }
+        d[row * (d_stride / 8) + column] = result;
+    }
+}
+
+/* The same as bench_silu_mul of fp32 products, one rounding. */
 BENCH_KERNEL bench_silu_mul_fp32(const float *gate_up, __nv_bfloat16 *d, int64_t m, int32_t n)
 {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < m * n;

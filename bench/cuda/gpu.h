@@ -28,6 +28,7 @@
     X(stream_create, cuStreamCreate)              \
     X(stream_destroy, cuStreamDestroy)            \
     X(stream_synchronize, cuStreamSynchronize)    \
+    X(stream_wait_event, cuStreamWaitEvent)       \
     X(stream_begin_capture, cuStreamBeginCapture) \
     X(stream_end_capture, cuStreamEndCapture)     \
     X(event_create, cuEventCreate)                \
@@ -68,5 +69,8 @@ bool gpu_check(const struct gpu *gpu, CUresult result, const char *call);
 /* Launches a kernel of bench_kernels.cu over num_blocks x num_threads on the stream. */
 bool gpu_launch(struct gpu *gpu, const char *kernel, int64_t num_blocks, int num_threads,
                 void **arguments);
+/* The same on another stream. */
+bool gpu_launch_on(struct gpu *gpu, CUstream stream, const char *kernel, int64_t num_blocks,
+                   int num_threads, void **arguments);
 
 #endif
