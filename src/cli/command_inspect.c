@@ -50,7 +50,7 @@ struct inspection {
     struct imbrex_request_options sampling;
     struct imbrex_memory_plan plan;
     const char *kv_policy;
-    char tuned[512]; /* plans of a GPU: which are in use, or why none are; "": on a CPU */
+    char tuned[1024]; /* plans of a GPU: which are in use, or why none are; "": on a CPU */
     const struct imbrex_tokenizer *tokenizer; /* NULL: there is none */
     const struct imbrex_tensor_info *tensors; /* [num_tensors] */
     int32_t num_tensors;

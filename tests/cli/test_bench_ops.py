@@ -8,9 +8,9 @@ import unittest
 
 from support import TestCase, run
 
-OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "weights", "numerics", "pairs",
-           "replay-ms", "clock", "energy-ms", "group-m", "no-overlap", "cublaslt", "output", "help",
-           "dtype", "cpu", "threads", "no-roofs"}
+OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "baselines", "streams", "tuned",
+           "weights", "numerics", "pairs", "replay-ms", "clock", "energy-ms", "group-m",
+           "no-overlap", "cublaslt", "output", "help", "dtype", "cpu", "threads", "no-roofs"}
 CPU_OPS = ["embedding", "rmsnorm", "qkv_proj", "rope_kv", "attention", "o_proj", "down_proj",
            "gemm_swiglu", "lm_head"]
 
