@@ -94,8 +94,8 @@ struct bench_operands bench_cell_operands(const struct bench *bench, const struc
 bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
                      const struct contestant *contestant, int set_idx);
 
-/* The streams over which a baseline runs, and what they wait for. Reported on failure; destroying is
- * safe after that and on a zeroed struct. */
+/* The streams over which a baseline runs, and what they wait for. Reported on failure; destroying
+ * is safe after that and on a zeroed struct. */
 bool bench_streams_create(struct bench *bench);
 void bench_streams_destroy(struct bench *bench);
 

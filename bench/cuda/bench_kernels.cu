@@ -91,8 +91,7 @@ BENCH_KERNEL bench_silu_mul_slice(const uint4 *gate, const uint4 *up, uint4 *d, 
         const int64_t row = i / row_vectors, column = i - row * row_vectors;
         const uint4 gates = gate[i], ups = up[i];
         uint4 result;
-        const __nv_bfloat162 *g = (const __nv_bfloat162 *)&gates,
-                             *u = (const __nv_bfloat162 *)&ups;
+        const __nv_bfloat162 *g = (const __nv_bfloat162 *)&gates, *u = (const __nv_bfloat162 *)&ups;
         __nv_bfloat162 *r = (__nv_bfloat162 *)&result;
 #pragma unroll
         for (int j = 0; j < 4; j++) {

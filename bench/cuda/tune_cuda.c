@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* imbrex tune on a GPU. The best of a hundred plans that were measured once owes most of its lead to
- * chance, so there are three rounds: all plans in a few runs, the best of them in more, and the
+/* imbrex tune on a GPU. The best of a hundred plans that were measured once owes most of its lead
+ * to chance, so there are three rounds: all plans in a few runs, the best of them in more, and the
  * winner alone beside the library's choice, in runs that decided nothing before. */
 #include <inttypes.h>
 #include <stdio.h>

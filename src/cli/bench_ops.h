@@ -85,8 +85,8 @@ IMBREX_API int bench_ops_cpu(const struct bench_ops_settings *settings,
                              const struct bench_ops_cells *cells);
 /* Whether --dtype may name it. */
 IMBREX_API bool bench_dtype_is_known(const char *name);
-/* What a word of --shapes means, in at most BENCH_MAX_SHAPES of `shapes`: qwen2.5, one of its models,
- * or HxI. The number of shapes; 0: it is none of these. */
+/* What a word of --shapes means, in at most BENCH_MAX_SHAPES of `shapes`: qwen2.5, one of its
+ * models, or HxI. The number of shapes; 0: it is none of these. */
 int bench_shapes_of_word(const char *word, struct bench_shape shapes[BENCH_MAX_SHAPES]);
 /* "cuda" or "cuda:N"; NULL: "cuda". False for any other name. */
 bool bench_parse_gpu(const char *name, int32_t *device_idx);

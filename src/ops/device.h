@@ -116,8 +116,8 @@ struct device_choice {
 /* "cpu", "cuda", "cuda:N" or "auto"; NULL: "cpu". INVALID_ARGUMENT for any other name. */
 enum imbrex_status device_parse(const char *name, struct device_choice *choice,
                                 struct imbrex_error *err);
-/* Opens what was chosen, a GPU with its tuned plans. AUTO says in the log, in one line, why it is the CPU that it takes; on
- * success *opened is the choice with its kind decided. */
+/* Opens what was chosen, a GPU with its tuned plans. AUTO says in the log, in one line, why it is
+ * the CPU that it takes; on success *opened is the choice with its kind decided. */
 enum imbrex_status device_open(const struct device_choice *choice, const struct log *log,
                                struct device **device, struct device_choice *opened,
                                struct imbrex_error *err);

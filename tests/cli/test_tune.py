@@ -47,7 +47,7 @@ class Tune(TestCase):
         self.assert_error(self.tune("--near", "0.9"), 2, "--near")
         self.assert_error(self.tune("--op", "gemv"), 2, "--op", "gemm_swiglu")
 
-    # Fault: shapes in a file that are good and refused, or a bad one that is not told with its line.
+    # Fault: shapes in a file that are good and refused, or a bad one without its line told.
     def test_lines(self):
         good = "# two models\n7B\n\n  64x128\t# one more\r\ngemm_swiglu 1 8 64\ngemm 16777216 8 8"
         self.assert_no_gpu(self.tune("--shapes", self.write("good.txt", good)))
