@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "ops/cuda/cuda_device.h"
+#include "ops/cuda/device_cuda.h"
 #include "ops/cuda/gemm_launch.h"
 #include "tests/base/fixture.h"
 #include "tests/cuda/fake_driver.h"
@@ -551,6 +552,39 @@ static void test_failing_driver(void **state)
     assert_true(num_failures > 4);
 }
 
+/* Catches an engine's device that does not get its table, or goes on with one that was asked for and
+ * is none. */
+static void test_device_of_an_engine(void **state)
+{
+    (void)state;
+    char path[FIXTURE_PATH_BYTES], bad[FIXTURE_PATH_BYTES];
+    struct imbrex_tune_key key = read_key();
+    struct imbrex_tune_row row = row_of(IMBREX_KERNEL_OP_GEMM, 512, true);
+    struct imbrex_error err = {0};
+    const struct log log = {.write = keep_line};
+    struct device_choice choice = {.tuned = bad};
+    struct device *device = NULL;
+
+    write_rows(fixture_path(path, "engine.json"), &key, &row, 1);
+    fixture_write(fixture_path(bad, "engine-bad.json"), "{}", 2);
+    fake_reset();
+    struct driver driver = fake_table();
+    num_lines = 0;
+    assert_int_equal(device_cuda_create_on(&driver, 0, &device, &err), IMBREX_STATUS_OK);
+    expect_error(device_cuda_tune(device, &choice, &log, &err), IMBREX_STATUS_FORMAT, &err,
+                 "engine-bad.json");
+    assert_int_equal(num_lines, 0);
+    choice.tuned_is_optional = true;
+    assert_int_equal(device_cuda_tune(device, &choice, &log, &err), IMBREX_STATUS_OK);
+    assert_int_equal(num_lines, 1);
+    assert_null(device_cuda_kernels(device)->tuned);
+    choice.tuned = path;
+    assert_int_equal(device_cuda_tune(device, &choice, &log, &err), IMBREX_STATUS_OK);
+    assert_int_equal(num_lines, 1);
+    assert_int_equal(device_cuda_kernels(device)->description.num_tuned, 1);
+    device_destroy(device);
+}
+
 /* ---- judgement ---- */
 
 /* Catches luck taken for speed, and speed for luck. */
@@ -605,6 +639,7 @@ int run_tune_table_tests(void)
         cmocka_unit_test(test_files_that_are_no_tables),
         cmocka_unit_test(test_changed_bytes),
         cmocka_unit_test(test_failing_driver),
+        cmocka_unit_test(test_device_of_an_engine),
         cmocka_unit_test(test_judgement),
     };
     return cmocka_run_group_tests_name("tune_table", tests, NULL, NULL);
