@@ -552,8 +552,8 @@ static void test_failing_driver(void **state)
     assert_true(num_failures > 4);
 }
 
-/* Catches an engine's device that does not get its table, or goes on with one that was asked for and
- * is none. */
+/* Catches an engine's device that does not get its table, or goes on with one that was asked for
+ * and is none. */
 static void test_device_of_an_engine(void **state)
 {
     (void)state;
