@@ -176,6 +176,7 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_check(
     const struct imbrex_kernel_plan *plan, struct imbrex_error *err);
 
 #define IMBREX_KERNEL_ANY_VARIANT (-1)
+#define IMBREX_KERNEL_ANY_UNTUNED (-2) /* of all variants, as if there were no tuned plans */
 
 /* The plan that is expected to be the fastest: of all variants, where a tuned plan goes before the
  * choices that the library was measured with, and these before the cost model; or of one variant,

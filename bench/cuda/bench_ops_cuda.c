@@ -369,7 +369,7 @@ static void add_clusters(const struct bench *bench, struct bench_cell *cell,
 bool bench_add_plans(struct bench *bench, struct bench_cell *cell)
 {
     struct imbrex_kernel_shape shape = shape_of(bench, cell);
-    struct imbrex_kernel_plan plan, best[2];
+    struct imbrex_kernel_plan plan, untuned, best[2];
     double least_us = INFINITY;
     struct imbrex_error err = {0};
     bool has_best[2] = {false, false};
@@ -380,6 +380,11 @@ bool bench_add_plans(struct bench *bench, struct bench_cell *cell)
         return false;
     }
     add_plan(bench, cell, &plan);
+    if (bench->description.tuned != NULL &&
+        imbrex_kernel_choose(bench->device, &shape, IMBREX_KERNEL_ANY_UNTUNED, &untuned, NULL) ==
+            IMBREX_STATUS_OK) {
+        add_plan(bench, cell, &untuned);
+    }
     if (bench->settings->plans.value != BENCH_PLANS_CHOSEN) {
         plan.expected_us = plan.num_tiles_n == 0 ? plan.expected_us : 0.0;
         plan.num_tiles_n = 0;

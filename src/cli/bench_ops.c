@@ -107,7 +107,8 @@ static const struct option_spec bench_ops_options[] = {
      .type = OPTION_TYPE_CHOICE,
      .group = "What",
      .help =
-         "chosen: the kernel that the library chooses, and that of the cost model; schedules: the "
+         "chosen: the kernel that the library chooses, and those that it would without tuned plans "
+         "and by its cost model; schedules: the "
          "best of each too, and with tiles of one width; all: every variant, cluster and walk that "
          "is not expected to be far slower",
      .choices = plans_choices,

@@ -341,6 +341,14 @@ static void test_tuned_plans_come_first(void **state)
         }
     }
 
+    struct imbrex_kernel_plan untuned, single;
+    assert_int_equal(
+        imbrex_kernel_choose(device, &rows[0].shape, IMBREX_KERNEL_ANY_UNTUNED, &untuned, NULL),
+        IMBREX_STATUS_OK);
+    assert_false(is_tuned(&untuned, &rows[0]));
+    assert_int_equal(imbrex_kernel_choose(device, &rows[0].shape, -3, &single, NULL),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+
     struct imbrex_kernel_variant variant;
     struct imbrex_gemm_params params = {.a = (const void *)0x10000000,
                                         .b = (const void *)0x20000000,
