@@ -404,6 +404,11 @@ struct imbrex_engine_options {
      * one that can, else the CPU, with a note in the log. NULL: "cpu". */
     const char *device;
     enum imbrex_compute compute;
+    /* Of a GPU: plans that imbrex tune measured, a file or a folder; NULL: none. If optional, a
+     * file that is not there or is no table is done without, with a note in the log; see
+     * imbrex_device_options (imbrex_ops.h). */
+    const char *tuned;
+    bool tuned_is_optional;
     uint32_t ablations; /* bits of enum imbrex_ablation: what to do without, for measurements */
     imbrex_load_fn *load_progress; /* NULL: none */
     void *load_user;

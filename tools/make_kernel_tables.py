@@ -67,12 +67,15 @@ def gpu_table(runs):
              f"{result['date'][:10]}, commit {result['commit']}; {result['pairs']} pairs of "
              f"replays of {result['replay_ms']:g} ms ([{name}](../bench/results/{name})):", ""]
     has_pair = result["op"] == "gemm_swiglu"
+    baselines = [kind for kind in ("heuristic", "streams")
+                 if any(contestant(row, kind) for row in result["rows"])]
     lines.append("| shape | M | cuBLASLt us | ours us | TFLOP/s | tile | GEMM / ours | p10-p90 |"
                  + (" other runs |" if others else "") +
                  (" (GEMM + activation) / ours |" if has_pair else "") +
+                 "".join(f" {kind} / ours |" for kind in baselines) +
                  " cost model's tile, GEMM / it | MHz | W |")
     lines.append("|---|" + "---:|" * 4 + "---|" +
-                 "---:|" * (2 + bool(others) + has_pair) + "---|---:|---:|")
+                 "---:|" * (2 + bool(others) + has_pair + len(baselines)) + "---|---:|---:|")
     for index, row in enumerate(result["rows"]):
         ours, gemm = contestant(row, "imbrex"), contestant(row, "gemm")
         ratio = ours["speedup_over_gemm"]
@@ -84,6 +87,9 @@ def gpu_table(runs):
         if has_pair:
             both = contestant(row, "gemm and activation")
             cells.append(f"{both['us']['median'] / ours['us']['median']:.3f}")
+        for kind in baselines:
+            entry = contestant(row, kind)
+            cells.append(f"{entry['time_over_first']['median']:.3f}" if entry else "")
         cells += [model_text(row), f"{row['sm_clock_mhz']:.0f}", f"{row['watts']:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
     summary = result["summary"]
@@ -93,6 +99,8 @@ def gpu_table(runs):
             f"{summary['least_over_gemm']:.3f}")
     if has_pair:
         text += f"; {summary['geomean_over_gemm_and_activation']:.3f} over GEMM + activation"
+    for kind in baselines:
+        text += f", {summary[f'geomean_{kind}_over_imbrex']:.3f} over {kind}"
     return lines + ["", text + "."] + (["", runs_text(runs)] if others else [])
 
 

@@ -79,7 +79,7 @@ BENCH_KERNEL bench_silu_mul(const uint4 *gate_up, uint4 *d, int64_t m, int32_t n
     }
 }
 
-/* The same of fp32 products, one rounding. */
+/* The same as bench_silu_mul of fp32 products, one rounding. */
 BENCH_KERNEL bench_silu_mul_fp32(const float *gate_up, __nv_bfloat16 *d, int64_t m, int32_t n)
 {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < m * n;

@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/engine_settings.h"
 #include "cli/output.h"
+#include "cli/tuned_path.h"
 
 static const struct bench_ops_settings bench_ops_defaults = {
     .shapes = "qwen2.5",
@@ -18,6 +19,8 @@ static const struct bench_ops_settings bench_ops_defaults = {
     .num_pairs = {.value = 15},
     .replay_ms = {.value = 4.0},
     .near = {.value = 1.25},
+    .baselines = {.value = BENCH_BASELINES_BOTH},
+    .num_streams = {.value = 4},
 };
 
 #define CUDA_ROWS "128,256,512,1024,2048,4096,8192,16384"
@@ -38,6 +41,11 @@ static const struct option_choice plans_choices[] = {{"chosen", BENCH_PLANS_CHOS
                                                      {"schedules", BENCH_PLANS_SCHEDULES},
                                                      {"all", BENCH_PLANS_ALL},
                                                      {NULL, 0}};
+static const struct option_choice baselines_choices[] = {{"both", BENCH_BASELINES_BOTH},
+                                                         {"heuristic", BENCH_BASELINES_HEURISTIC},
+                                                         {"streams", BENCH_BASELINES_STREAMS},
+                                                         {"none", BENCH_BASELINES_NONE},
+                                                         {NULL, 0}};
 static const struct option_choice weights_choices[] = {{"gate-up", BENCH_WEIGHTS_GATE_UP},
                                                        {"up-gate", BENCH_WEIGHTS_UP_GATE},
                                                        {"separate", BENCH_WEIGHTS_SEPARATE},
@@ -114,7 +122,8 @@ static const struct option_spec bench_ops_options[] = {
      .type = OPTION_TYPE_CHOICE,
      .group = "What",
      .help =
-         "chosen: the kernel that the library chooses, and that of the cost model; schedules: the "
+         "chosen: the kernel that the library chooses, and those that it would without tuned plans "
+         "and by its cost model; schedules: the "
          "best of each too, and with tiles of one width; all: every variant, cluster and walk that "
          "is not expected to be far slower",
      .choices = plans_choices,
@@ -127,6 +136,30 @@ static const struct option_spec bench_ops_options[] = {
      .min = 1,
      .max = 100,
      .offset = offsetof(struct bench_ops_settings, near)},
+    {.long_name = "baselines",
+     .argument = "KIND",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help = "gemm_swiglu in slices of intermediate_size, two products of cuBLASLt and an "
+             "activation each, of the width that a rule of thumb has for the GPU: heuristic, one "
+             "after the other; streams, over several streams; both; or none",
+     .choices = baselines_choices,
+     .offset = offsetof(struct bench_ops_settings, baselines)},
+    {.long_name = "streams",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "What",
+     .help = "how many the baseline of that name has",
+     .min = 1,
+     .max = BENCH_MAX_STREAMS,
+     .offset = offsetof(struct bench_ops_settings, num_streams)},
+    {.long_name = "tuned",
+     .argument = "PATH",
+     .type = OPTION_TYPE_STRING,
+     .group = "What",
+     .help = TUNED_HELP,
+     .default_text = TUNED_DEFAULT_TEXT,
+     .offset = offsetof(struct bench_ops_settings, tuned)},
     {.long_name = "weights",
      .argument = "ORDER",
      .type = OPTION_TYPE_CHOICE,
@@ -265,15 +298,13 @@ static const struct bench_shape qwen2_5_shapes[] = {
 };
 #define NUM_QWEN2_5_SHAPES (int)(sizeof(qwen2_5_shapes) / sizeof(qwen2_5_shapes[0]))
 
-#define MAX_SIDE (1 << 24)
-
-/* A whole number in [1, MAX_SIDE]; *end is behind it. */
+/* A whole number in [1, BENCH_MAX_SIDE]; *end is behind it. */
 static bool parse_side(const char *text, const char **end, int32_t *side)
 {
     char *after = NULL;
     errno = 0;
     long value = strtol(text, &after, 10);
-    if (after == text || errno != 0 || value < 1 || value > MAX_SIDE) {
+    if (after == text || errno != 0 || value < 1 || value > BENCH_MAX_SIDE) {
         return false;
     }
     *end = after;
@@ -281,44 +312,49 @@ static bool parse_side(const char *text, const char **end, int32_t *side)
     return true;
 }
 
-static bool add_shape(struct bench_ops_cells *cells, const struct bench_shape *shape)
-{
-    if (cells->num_shapes == BENCH_MAX_SHAPES) {
-        output_error("bench ops: --shapes: expected at most %d", BENCH_MAX_SHAPES);
-        return false;
-    }
-    cells->shapes[cells->num_shapes++] = *shape;
-    return true;
-}
-
-static bool parse_shape(const char *word, struct bench_ops_cells *cells)
+int bench_shapes_of_word(const char *word, struct bench_shape shapes[BENCH_MAX_SHAPES])
 {
     struct bench_shape shape = {.name = ""};
     const char *end = NULL;
 
     if (strcmp(word, "qwen2.5") == 0) {
-        for (int i = 0; i < NUM_QWEN2_5_SHAPES; i++) {
-            if (!add_shape(cells, &qwen2_5_shapes[i])) {
-                return false;
-            }
-        }
-        return true;
+        memcpy(shapes, qwen2_5_shapes, sizeof(qwen2_5_shapes));
+        return NUM_QWEN2_5_SHAPES;
     }
     for (int i = 0; i < NUM_QWEN2_5_SHAPES; i++) {
         if (strcmp(word, qwen2_5_shapes[i].name) == 0) {
-            return add_shape(cells, &qwen2_5_shapes[i]);
+            shapes[0] = qwen2_5_shapes[i];
+            return 1;
         }
     }
     if (!parse_side(word, &end, &shape.hidden_size) || *end != 'x' ||
         !parse_side(end + 1, &end, &shape.intermediate_size) || *end != '\0') {
+        return 0;
+    }
+    snprintf(shape.name, sizeof(shape.name), "%dx%d", (int)shape.hidden_size,
+             (int)shape.intermediate_size);
+    shapes[0] = shape;
+    return 1;
+}
+
+static bool parse_shape(const char *word, struct bench_ops_cells *cells)
+{
+    struct bench_shape shapes[BENCH_MAX_SHAPES];
+    int num_shapes = bench_shapes_of_word(word, shapes);
+
+    if (num_shapes == 0) {
         output_error("bench ops: --shapes: expected qwen2.5, one of its models (7B), or two whole "
                      "numbers (3584x18944), found \"%s\"",
                      word);
         return false;
     }
-    snprintf(shape.name, sizeof(shape.name), "%dx%d", (int)shape.hidden_size,
-             (int)shape.intermediate_size);
-    return add_shape(cells, &shape);
+    if (cells->num_shapes + num_shapes > BENCH_MAX_SHAPES) {
+        output_error("bench ops: --shapes: expected at most %d", BENCH_MAX_SHAPES);
+        return false;
+    }
+    memcpy(&cells->shapes[cells->num_shapes], shapes, (size_t)num_shapes * sizeof(shapes[0]));
+    cells->num_shapes += num_shapes;
+    return true;
 }
 
 static bool parse_rows(const char *word, struct bench_ops_cells *cells)
@@ -326,8 +362,8 @@ static bool parse_rows(const char *word, struct bench_ops_cells *cells)
     const char *end = NULL;
     int32_t rows = 0;
     if (!parse_side(word, &end, &rows) || *end != '\0') {
-        output_error("bench ops: --m: expected whole numbers from 1 to %d, found \"%s\"", MAX_SIDE,
-                     word);
+        output_error("bench ops: --m: expected whole numbers from 1 to %d, found \"%s\"",
+                     BENCH_MAX_SIDE, word);
         return false;
     }
     if (cells->num_rows == BENCH_MAX_ROWS) {
@@ -416,21 +452,30 @@ static bool has_gpu(void)
     return false;
 }
 
-static int parse_device(const char *name, int32_t *device_idx, bool *is_cpu)
+bool bench_parse_gpu(const char *name, int32_t *device_idx)
 {
     const char *end = NULL;
     int32_t above = 0;
+    *device_idx = 0;
+    if (name == NULL || strcmp(name, "cuda") == 0 || strcmp(name, "cuda:0") == 0) {
+        return true;
+    }
+    if (strncmp(name, "cuda:", 5) != 0 || !parse_side(name + 5, &end, &above) || *end != '\0') {
+        return false;
+    }
+    *device_idx = above;
+    return true;
+}
+
+static int parse_device(const char *name, int32_t *device_idx, bool *is_cpu)
+{
     *device_idx = 0;
     *is_cpu = false;
     if (name == NULL || strcmp(name, "cpu") == 0) {
         *is_cpu = name != NULL || !has_gpu();
         return EXIT_CODE_OK;
     }
-    if (strcmp(name, "cuda") == 0 || strcmp(name, "cuda:0") == 0) {
-        return EXIT_CODE_OK;
-    }
-    if (strncmp(name, "cuda:", 5) == 0 && parse_side(name + 5, &end, &above) && *end == '\0') {
-        *device_idx = above;
+    if (bench_parse_gpu(name, device_idx)) {
         return EXIT_CODE_OK;
     }
     output_error("bench ops: --device: expected cpu, cuda or cuda:N, found \"%s\"", name);
@@ -458,6 +503,9 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
                   : settings->no_overlap                ? "no-overlap"
                   : settings->portable                  ? "portable"
                   : settings->cublaslt != NULL          ? "cublaslt"
+                  : settings->baselines.given           ? "baselines"
+                  : settings->num_streams.given         ? "streams"
+                  : settings->tuned != NULL             ? "tuned"
                   : settings->op.value == BENCH_OP_GEMM ? "op gemm"
                                                         : NULL;
     } else {
@@ -560,7 +608,9 @@ const struct command bench_ops = {
     .summary = "the kernels, beside other libraries and beside what the machine can do",
     .description =
         "Proves kernels against a reference, then times them. On a GPU beside cuBLASLt: its bare "
-        "GEMM, and its GEMM followed by one activation kernel. On a CPU, each kernel path beside "
+        "GEMM, its GEMM followed by one activation kernel, and two baselines that cut the work "
+        "into "
+        "slices. On a CPU, each kernel path beside "
         "the others and beside the measured rates of memory and arithmetic; the fused MLP beside "
         "two products and a pass for the activation. All run in one process, one after the other, "
         "on random inputs that rotate through more memory than the caches hold; figures are "

@@ -115,6 +115,9 @@ int engine_settings_to_options(const struct engine_settings *settings, int32_t c
     }
     int exit_code = choose_device(settings, &made.device);
     if (exit_code == EXIT_CODE_OK) {
+        exit_code = tuned_choose("", settings->tuned, &made.tuned, &made.tuned_is_optional);
+    }
+    if (exit_code == EXIT_CODE_OK) {
         exit_code = parse_ablations(settings->ablate, &made.ablations);
     }
     if (exit_code == EXIT_CODE_OK) {
@@ -328,6 +331,10 @@ int engine_settings_check(const struct engine_settings *settings,
     }
     if (settings->ablate != NULL) {
         output_error("--ablate: expected a model that runs on a GPU with it, found one on the CPU");
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->tuned != NULL) {
+        output_error("--tuned: expected a model that runs on a GPU with it, found one on the CPU");
         return EXIT_CODE_INPUT;
     }
     return check_kernels(settings, plan);

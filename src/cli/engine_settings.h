@@ -4,6 +4,7 @@
 #define IMBREX_CLI_ENGINE_SETTINGS_H
 
 #include "cli/options.h"
+#include "cli/tuned_path.h"
 #include "imbrex.h"
 
 #define ENGINE_MAX_PATH_BYTES 1024
@@ -19,6 +20,7 @@ struct engine_settings {
     const char *device;             /* as imbrex_engine_options; NULL: "cpu" */
     struct option_integer compute;  /* enum imbrex_compute */
     const char *ablate;             /* names between commas, or NULL */
+    const char *tuned;              /* --tuned; NULL: not given */
     bool batch_invariant;           /* also where that is slower */
     bool nvtx;
 };
@@ -73,6 +75,15 @@ extern const struct option_choice engine_ablations[];
     "that are launched as a whole), hopper (kernels that older GPUs "  \
     "do not run)"
 
+#define ENGINE_OPTION_TUNED(settings)                                  \
+    {.long_name = "tuned",                                             \
+     .argument = "PATH",                                               \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = TUNED_HELP,                                               \
+     .default_text = TUNED_DEFAULT_TEXT,                               \
+     .offset = offsetof(settings, engine.tuned)}
+
 #define ENGINE_OPTION_INVARIANT(settings)                              \
     {.long_name = "batch-invariant",                                   \
      .type = OPTION_TYPE_FLAG,                                         \
@@ -92,6 +103,7 @@ extern const struct option_choice engine_ablations[];
 #define ENGINE_OPTIONS_GPU(settings)                                   \
     ENGINE_OPTION_DEVICE(settings), ENGINE_OPTION_COMPUTE(settings),   \
     ENGINE_OPTION_ABLATE(settings, ENGINE_ABLATE_TEXT),                \
+    ENGINE_OPTION_TUNED(settings),                                     \
     ENGINE_OPTION_NVTX(settings)
 
 #define ENGINE_OPTION_THREADS(settings)                                \

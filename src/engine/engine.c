@@ -458,6 +458,8 @@ enum imbrex_status imbrex_engine_create(struct imbrex_model *model,
     }
     TRY(check_options(options, err));
     TRY(device_parse(options->device, &choice, err));
+    choice.tuned = options->tuned;
+    choice.tuned_is_optional = options->tuned_is_optional;
     opened = choice;
     struct imbrex_error reason = {0};
     enum imbrex_status status = open_and_create(model, options, &choice, &opened, engine, &reason);

@@ -10,7 +10,7 @@ import unittest
 from support import TIMEOUT_S, TestCase, run, start
 
 OPTIONS = {"model", "prompt", "generate", "depth", "batch", "repetitions", "no-warmup", "no-roofs",
-           "device", "compute", "ablate", "shares", "batch-invariant", "nvtx", "threads",
+           "device", "compute", "ablate", "tuned", "shares", "batch-invariant", "nvtx", "threads",
            "max-step-tokens", "cpu", "energy-ms", "output", "json", "help"}
 
 

@@ -8,10 +8,10 @@ import unittest
 
 from support import TestCase, run
 
-OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "weights", "numerics", "pairs",
-           "replay-ms", "clock", "energy-ms", "group-m", "no-overlap", "portable", "cublaslt",
-           "output", "help", "dtype", "cpu", "threads", "no-roofs", "activation", "rounding",
-           "interleave", "bias"}
+OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "baselines", "streams", "tuned",
+           "weights", "numerics", "pairs", "replay-ms", "clock", "energy-ms", "group-m",
+           "no-overlap", "portable", "cublaslt", "output", "help", "dtype", "cpu", "threads",
+           "no-roofs", "activation", "rounding", "interleave", "bias"}
 CPU_OPS = ["embedding", "rmsnorm", "qkv_proj", "rope_kv", "attention", "o_proj", "down_proj",
            "gemm_swiglu", "lm_head"]
 

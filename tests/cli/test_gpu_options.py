@@ -66,6 +66,8 @@ class GpuOptions(TestCase):
     def test_gpu_options_on_a_cpu(self):
         for name in FULL:
             self.assert_error(self.run_command(name, "--ablate", "mlp,graph"), 2, "--ablate", "CPU")
+            self.assert_error(self.run_command(name, "--tuned", "none"), 2, "--tuned", "CPU")
+            self.assert_error(self.run_command(name, "--tuned", ""), 2, "--tuned", "a file")
             self.assert_error(self.run_command(name, "--device", "cpu", "--compute", "bf16"), 2,
                               "compute", "BF16")
             self.assert_error(self.run_command(name, "--device", "cuda", "--cpu", "ref"), 2,

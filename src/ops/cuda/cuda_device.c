@@ -115,12 +115,16 @@ enum imbrex_status cuda_device_create(const struct driver *driver, int32_t devic
         options->portable_kernels || created->description.compute_capability != HOPPER_CAPABILITY;
     /* Portable kernels do not wait for the one ahead of them. */
     created->overlap_launches = options->overlap_launches && !created->is_portable;
+    TRY_OR_FAIL(tune_load(created, options->tuned, options->tuned_is_optional,
+                          &(struct log){options->log, options->log_user}, err));
     TRY_OR_FAIL(
         DRIVER_CALL(driver, err, device_primary_ctx_retain, &created->context, created->gpu));
     *device = created;
     return IMBREX_STATUS_OK;
 
 fail:
+    imbrex_tune_table_destroy(created->tuned);
+    free(created->tuned_path);
     tensor_map_cache_deinit(&created->maps);
     free(created->functions);
     free(created);
@@ -156,6 +160,8 @@ void imbrex_device_close(struct imbrex_device *device)
     (void)device->driver.device_primary_ctx_release(device->gpu);
     tensor_map_cache_deinit(&device->maps);
     driver_close(&device->driver);
+    imbrex_tune_table_destroy(device->tuned);
+    free(device->tuned_path);
     free(device->functions);
     free(device);
 }

@@ -11,6 +11,7 @@
 #include "ops/cuda/op_kernels.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/tile_choice.h"
+#include "ops/cuda/tune_table.h"
 
 /* What was chosen for a problem, so that a launch of the same shape does not choose again. */
 struct tile_choice_entry {
@@ -32,6 +33,8 @@ struct imbrex_device {
     bool is_portable;
     struct tensor_map_cache maps;
     struct tile_choice_entry choices[NUM_TILE_CHOICES]; /* by a hash of the problem */
+    struct imbrex_tune_table *tuned;                    /* NULL: no plans that were tuned */
+    char *tuned_path;                                   /* of its file */
     /* [0] for Hopper, [1] portable; NULL: not loaded yet */
     CUlibrary libraries[2][KERNEL_IMAGE_COUNT];
     CUfunction *functions;                           /* [kernel_table_count()], likewise */

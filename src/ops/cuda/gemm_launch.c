@@ -500,10 +500,7 @@ static enum imbrex_status find_plan(struct imbrex_device *device, enum imbrex_ke
         struct tile_choice_entry chosen = {.problem = *problem, .is_portable = device->is_portable};
         int32_t begin, end;
         kernel_table_range(op, &begin, &end);
-        size_t num_rows;
-        const struct tile_measurement *table = tile_measured_table(&num_rows);
-        TRY(tile_choose_measured(&machine, problem, table, num_rows, begin, end, &chosen.plan,
-                                 err));
+        TRY(cuda_device_choose(device, problem, begin, end, &chosen.plan, err));
         *entry = chosen;
     }
     *plan = entry->plan;

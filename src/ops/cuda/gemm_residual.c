@@ -178,12 +178,10 @@ static bool find_measured(const struct backend_cuda *cuda, const struct residual
     struct tile_problem problem = {
         .form = TILE_FORM_PLAIN, .m = product->m, .columns = product->n, .k = product->k};
     int32_t begin, end;
-    size_t num_rows;
-    const struct tile_measurement *table = tile_measured_table(&num_rows);
     struct tile_plan measured, modelled;
 
     kernel_table_range(IMBREX_KERNEL_OP_GEMM, &begin, &end);
-    if (tile_choose_measured(&machine, &problem, table, num_rows, begin, end, &measured, NULL) !=
+    if (cuda_device_choose(cuda->device, &problem, begin, end, &measured, NULL) !=
             IMBREX_STATUS_OK ||
         tile_choose(&machine, &problem, begin, end, &modelled, NULL) != IMBREX_STATUS_OK) {
         return false;

@@ -11,6 +11,27 @@ struct tile_machine cuda_device_machine(const struct imbrex_device *device)
     };
 }
 
+static enum imbrex_status choose_untuned(const struct tile_machine *machine,
+                                         const struct tile_problem *problem, int32_t begin,
+                                         int32_t end, struct tile_plan *plan,
+                                         struct imbrex_error *err)
+{
+    size_t num_rows;
+    const struct tile_measurement *rows = tile_measured_table(&num_rows);
+    return tile_choose_measured(machine, problem, rows, num_rows, begin, end, plan, err);
+}
+
+enum imbrex_status cuda_device_choose(const struct imbrex_device *device,
+                                      const struct tile_problem *problem, int32_t begin,
+                                      int32_t end, struct tile_plan *plan, struct imbrex_error *err)
+{
+    struct tile_machine machine = cuda_device_machine(device);
+
+    return tune_table_find_plan(device->tuned, &machine, problem, begin, end, plan)
+               ? IMBREX_STATUS_OK
+               : choose_untuned(&machine, problem, begin, end, plan, err);
+}
+
 int32_t imbrex_kernel_num_variants(enum imbrex_kernel_op op)
 {
     int32_t begin, end;
@@ -123,9 +144,9 @@ enum imbrex_status imbrex_kernel_choose(const struct imbrex_device *device,
     TRY(kernel_shape_problem(shape, &problem, err));
     kernel_table_range(shape->op, &begin, &end);
     if (variant_idx == IMBREX_KERNEL_ANY_VARIANT) {
-        size_t num_rows;
-        const struct tile_measurement *table = tile_measured_table(&num_rows);
-        TRY(tile_choose_measured(&machine, &problem, table, num_rows, begin, end, &tile, err));
+        TRY(cuda_device_choose(device, &problem, begin, end, &tile, err));
+    } else if (variant_idx == IMBREX_KERNEL_ANY_UNTUNED) {
+        TRY(choose_untuned(&machine, &problem, begin, end, &tile, err));
     } else {
         int32_t kernel_idx = 0;
         TRY(find_variant(shape->op, variant_idx, &kernel_idx, err));
