@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """imbrex bench model: its tests, samples and report. No speed is asserted."""
 import json
+import os
 import re
+import resource
 import signal
 import statistics
 import unittest
@@ -52,6 +54,18 @@ class BenchModel(TestCase):
             self.assertEqual(len(row["samples_ns"]), 2)
             self.assertIsNone(row["roof"])
             self.assertGreater(min(row["samples_ns"]), 0)
+
+    # Fault: a report that does not fit on the disk leaves half of it in place of the one before.
+    def test_full_disk(self):
+        path = self.path("report.json")
+        with open(path, "w", encoding="ascii") as file:
+            file.write("the one before")
+        result = run("bench", "model", "-p", "0", "-n", "1", "-r", "1", "--no-roofs", "--json",
+                     path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)))
+        self.assert_error(result, 1, path, "File too large")
+        with open(path, encoding="ascii") as file:
+            self.assertEqual(file.read(), "the one before")
+        self.assertFalse(os.path.exists(path + ".partial"))
 
     # Fault: Ctrl-C while random weights are drawn waits until all of them are, for an empty table.
     def test_interrupt_while_opening(self):

@@ -56,6 +56,28 @@ VEC_INLINE int32_t smaller_of(int64_t left, int32_t right)
     return left < right ? (int32_t)left : right;
 }
 
+/* With one row of activations, columns of a matrix that are read before it is the other one's turn:
+ * strip by strip, 64 and 128 columns, the fused MLP of Q4_0 ran at 0.97, 0.95 and 0.96 of two
+ * products, with 512 at 0.99 (two threads). More rows read a strip again, from L1. */
+#define RUN_COLS 512
+
+static int32_t strip_run_cols(int32_t num_tokens)
+{
+    return num_tokens == 1 ? RUN_COLS : QUANT_STRIP_COLS;
+}
+
+/* Columns [col, col + num_cols) of a row of activations. sums [num_cols up to a whole strip] */
+static void compute_strips(const struct quant_product *product, int64_t token, int64_t col,
+                           int32_t num_cols, float *sums)
+{
+    uintptr_t ahead = address_of(product, col) + (uintptr_t)bytes_ahead(product);
+    uintptr_t strip_bytes = (uintptr_t)(QUANT_STRIP_COLS * product->weight_row_bytes);
+    for (int32_t at = 0; at < num_cols; at += QUANT_STRIP_COLS, ahead += strip_bytes) {
+        quant_strip(product, token, col + at, smaller_of(num_cols - at, QUANT_STRIP_COLS), ahead,
+                    sums + at);
+    }
+}
+
 /* ---- linear -----------------------------------------------------------------------------------*/
 
 /* Eight columns or fewer of a token. */
@@ -79,15 +101,17 @@ void avx2_quant_linear(const struct linear_params *params, const struct cpu_work
     struct quant_product product =
         quant_product_of(params->weight, params->in_features, work->quant_rows);
     if (params->num_tokens < quant_panel_min_rows(&product)) {
-        uintptr_t ahead = (uintptr_t)bytes_ahead(&product);
         prefetch_first(&product, begin, end);
-        for (int64_t col = begin; col < end; col += QUANT_STRIP_COLS) {
-            int32_t num_cols = smaller_of(end - col, QUANT_STRIP_COLS);
+        int32_t run_cols = strip_run_cols(params->num_tokens);
+        for (int64_t col = begin; col < end; col += run_cols) {
+            int32_t num_cols = smaller_of(end - col, run_cols);
             for (int64_t token = 0; token < params->num_tokens; token++) {
-                float sums[QUANT_STRIP_COLS];
-                quant_strip(&product, token, col, num_cols, address_of(&product, col) + ahead,
-                            sums);
-                store_linear(params, token, col, num_cols, _mm256_loadu_ps(sums));
+                float sums[RUN_COLS];
+                compute_strips(&product, token, col, num_cols, sums);
+                for (int32_t at = 0; at < num_cols; at += VEC_LANES) {
+                    store_linear(params, token, col + at, smaller_of(num_cols - at, VEC_LANES),
+                                 _mm256_loadu_ps(sums + at));
+                }
             }
         }
         return;
@@ -183,19 +207,19 @@ void avx2_quant_gemm_swiglu(const struct gemm_swiglu_params *params, const struc
         quant_product_of(params->gate, params->hidden_size, work->quant_rows);
     struct quant_product up = quant_product_of(params->up, params->hidden_size, work->quant_rows);
     if (params->num_tokens < quant_panel_min_rows(&gate)) {
-        uintptr_t gate_ahead = (uintptr_t)bytes_ahead(&gate);
-        uintptr_t up_ahead = (uintptr_t)bytes_ahead(&up);
         prefetch_first(&gate, begin, end);
         prefetch_first(&up, begin, end);
-        for (int64_t col = begin; col < end; col += QUANT_STRIP_COLS) {
-            int32_t num_cols = smaller_of(end - col, QUANT_STRIP_COLS);
+        int32_t run_cols = strip_run_cols(params->num_tokens);
+        for (int64_t col = begin; col < end; col += run_cols) {
+            int32_t num_cols = smaller_of(end - col, run_cols);
             for (int64_t token = 0; token < params->num_tokens; token++) {
-                float gate_sums[QUANT_STRIP_COLS], up_sums[QUANT_STRIP_COLS];
-                quant_strip(&gate, token, col, num_cols, address_of(&gate, col) + gate_ahead,
-                            gate_sums);
-                quant_strip(&up, token, col, num_cols, address_of(&up, col) + up_ahead, up_sums);
-                store_swiglu(params, token, col, num_cols, _mm256_loadu_ps(gate_sums),
-                             _mm256_loadu_ps(up_sums));
+                float gate_sums[RUN_COLS], up_sums[RUN_COLS];
+                compute_strips(&gate, token, col, num_cols, gate_sums);
+                compute_strips(&up, token, col, num_cols, up_sums);
+                for (int32_t at = 0; at < num_cols; at += VEC_LANES) {
+                    store_swiglu(params, token, col + at, smaller_of(num_cols - at, VEC_LANES),
+                                 _mm256_loadu_ps(gate_sums + at), _mm256_loadu_ps(up_sums + at));
+                }
             }
         }
         return;
