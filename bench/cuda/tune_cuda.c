@@ -196,10 +196,15 @@ static int count_pending(const struct tuning *tuning, const struct tune_list *li
     return count;
 }
 
+static double elapsed_seconds(const struct tuning *tuning)
+{
+    return (double)(now_ns() - tuning->begin_ns) * 1e-9;
+}
+
 static bool is_out_of_time(const struct tuning *tuning)
 {
     return tuning->settings->seconds.given &&
-           (double)(now_ns() - tuning->begin_ns) * 1e-9 >= tuning->settings->seconds.value;
+           elapsed_seconds(tuning) >= tuning->settings->seconds.value;
 }
 
 static int measure_all(struct tuning *tuning, const struct tune_list *list, int num_pending)
@@ -266,10 +271,14 @@ static void print_summary(const struct tuning *tuning, const struct tune_list *l
         num_faster += row != NULL && row->is_faster;
     }
     output_printf("%d of %d products measured, %d with a plan that is faster than the library's "
-                  "choice\n",
-                  list->count - num_left, list->count, num_faster);
+                  "choice; %.1f s\n",
+                  list->count - num_left, list->count, num_faster, elapsed_seconds(tuning));
     if (num_left > 0) {
-        output_printf("%d are left: the same command goes on with them\n", num_left);
+        output_printf("%s; %d are left: the same command goes on with them\n",
+                      signals_interrupt() != 0 ? "ended by a signal"
+                      : is_out_of_time(tuning) ? "--seconds are over"
+                                               : "not all could be measured",
+                      num_left);
     }
 }
 
