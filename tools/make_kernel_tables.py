@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the tables of docs/kernels.md, docs/kernels-cpu.md and docs/gpu.md.
 
-usage: make_kernel_tables.py [--check] [ROOT]
-
 Reads what `imbrex bench ops -o`, `imbrex bench model --json`, bench/peers/llama_cpp.sh -o and
 bench/peers/hf_decode.py -o wrote to bench/results and replaces what stands between the markers of
 the pages. --check changes nothing and fails if a page would change. Files that differ in -run<N>
 alone are runs of one table: that of a GPU's kernels is the middle one by its geometric mean, with
 the ratios of the others beside.
 """
+import argparse
 import glob
 import json
 import math
@@ -25,7 +24,7 @@ def contestant(row, kind):
 
 def tile_text(plan):
     """As the table names a tile: pp 128x192 c2x1."""
-    schedule = {"pingpong": "pp", "cooperative": "co"}[plan["schedule"]]
+    schedule = {"pingpong": "pp", "cooperative": "co", "multistage": "ms"}[plan["schedule"]]
     text = f"{schedule} {plan['block_m']}x{plan['block_n']}"
     if plan["cluster_m"] * plan["cluster_n"] > 1:
         text += f" c{plan['cluster_m']}x{plan['cluster_n']}"
@@ -337,6 +336,7 @@ def one_by_one(table):
 # Page, name in its markers, result files, what makes a table of the runs of one.
 SECTIONS = [
     ("kernels.md", "kernel-tables", "*-gemm*.json", gpu_table),
+    ("kernels.md", "portable-tables", "*-portable-*.json", gpu_table),
     ("kernels-cpu.md", "ops-tables", "*-ops-*.json", one_by_one(ops_table)),
     ("kernels-cpu.md", "paths-tables", "*-ops-*.json", one_by_one(paths_table)),
     ("kernels-cpu.md", "fused-tables", "*-ops-*.json", one_by_one(fused_table)),
@@ -384,13 +384,14 @@ def make_page(page, root, is_check):
 
 
 def main():
-    arguments = sys.argv[1:]
-    is_check = "--check" in arguments
-    if is_check:
-        arguments.remove("--check")
-    root = arguments[0] if arguments else "."
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true",
+                        help="change nothing, and fail if a page would change")
+    parser.add_argument("root", metavar="ROOT", nargs="?", default=".",
+                        help="the tree (default: the current folder)")
+    arguments = parser.parse_args()
     for page in sorted({section[0] for section in SECTIONS}):
-        if not make_page(page, root, is_check):
+        if not make_page(page, arguments.root, arguments.check):
             sys.exit(f"docs/{page}: the tables are not those of bench/results; "
                      "run tools/make_kernel_tables.py")
 

@@ -67,6 +67,10 @@ struct bench_operands bench_cell_operands(const struct bench *bench, const struc
     if (cell->weight_rows != cell->n) {
         CUdeviceptr second = weights + (uint64_t)(cell->n * cell->k) * BF16_BYTES;
         operands.up = second;
+        if (is_ours && bench->settings->interleave.value != 0) {
+            second = weights + (uint64_t)(bench->settings->interleave.value * cell->k) * BF16_BYTES;
+            operands.up = second;
+        }
         if (is_ours && bench->settings->weights.value == BENCH_WEIGHTS_UP_GATE) {
             operands.gate = second;
             operands.up = weights;
@@ -77,9 +81,18 @@ struct bench_operands bench_cell_operands(const struct bench *bench, const struc
     return operands;
 }
 
-static bool call_ours(struct bench *bench, const struct bench_cell *cell,
-                      const struct imbrex_kernel_plan *plan, const struct bench_operands *operands)
+bool bench_is_general(const struct bench *bench, int gating_idx)
 {
+    const struct imbrex_gating *gating = &bench->cells->gatings[gating_idx].gating;
+    return bench->settings->bias || bench->settings->rounding.value != IMBREX_ROUNDING_EXACT ||
+           gating->activation != IMBREX_ACTIVATION_SILU || gating->alpha != 0.0f ||
+           gating->limit != 0.0f || gating->up_offset != 0.0f;
+}
+
+static bool call_ours(struct bench *bench, const struct bench_cell *cell,
+                      const struct contestant *contestant, const struct bench_operands *operands)
+{
+    const struct imbrex_kernel_plan *plan = &contestant->plan;
     struct imbrex_error err = {0};
     enum imbrex_status status;
 
@@ -93,7 +106,14 @@ static bool call_ours(struct bench *bench, const struct bench_cell *cell,
             .hidden_size = (int32_t)cell->k,
             .intermediate_size = (int32_t)cell->n,
             .weights_settled = true,
+            .interleave_rows = (int32_t)bench->settings->interleave.value,
+            .rounding = (enum imbrex_rounding)bench->settings->rounding.value,
+            .gating = bench->cells->gatings[contestant->gating_idx].gating,
         };
+        if (bench->settings->bias) {
+            params.gate_bias = (const float *)bench->pools.biases;
+            params.up_bias = params.gate_bias + cell->n;
+        }
         status = imbrex_gemm_swiglu(bench->device, &params, plan, bench->gpu.stream, &err);
     } else {
         struct imbrex_gemm_params params = {
@@ -111,6 +131,32 @@ static bool call_ours(struct bench *bench, const struct bench_cell *cell,
         (void)output_library_error(&err);
     }
     return status == IMBREX_STATUS_OK;
+}
+
+/* The library's kernel, d = act(gate) * up over [m, width]: gate and up with rows of
+ * product_stride, d those of the cell. */
+static bool activate(struct bench *bench, const struct bench_cell *cell, int gating_idx,
+                     CUdeviceptr gate, CUdeviceptr up, int64_t product_stride, CUdeviceptr d,
+                     int64_t width, CUstream stream)
+{
+    struct imbrex_error err = {0};
+    struct imbrex_gated_activation_params params = {
+        .gate = (const void *)gate,
+        .up = (const void *)up,
+        .d = (void *)d,
+        .gate_stride = product_stride,
+        .up_stride = product_stride,
+        .d_stride = cell->n,
+        .num_tokens = (int32_t)cell->m,
+        .intermediate_size = (int32_t)width,
+        .rounding = (enum imbrex_rounding)bench->settings->rounding.value,
+        .gating = bench->cells->gatings[gating_idx].gating,
+    };
+    if (imbrex_gated_activation(bench->device, &params, stream, &err) != IMBREX_STATUS_OK) {
+        (void)output_library_error(&err);
+        return false;
+    }
+    return true;
 }
 
 /* ---- slices ---- */
@@ -153,8 +199,6 @@ static bool call_slice(struct bench *bench, struct bench_cell *cell, int algorit
     CUdeviceptr up = gate + product_bytes;
     CUdeviceptr d = operands->d + (uint64_t)(slice * width) * BF16_BYTES;
     CUdeviceptr workspace = bench->pools.workspace + (uint64_t)stream_idx * BENCH_WORKSPACE_BYTES;
-    int32_t d_stride = (int32_t)cell->n;
-    void *arguments[] = {&gate, &up, &d, &cell->m, &cell->slice_width, &d_stride};
 
     return cublaslt_product_run(cell->slice_gemm, algorithm_idx, (const void *)operands->a,
                                 (const void *)(operands->gate + weights_at), (void *)gate,
@@ -162,8 +206,7 @@ static bool call_slice(struct bench *bench, struct bench_cell *cell, int algorit
            cublaslt_product_run(cell->slice_gemm, algorithm_idx, (const void *)operands->a,
                                 (const void *)(operands->up + weights_at), (void *)up,
                                 (void *)workspace, stream) &&
-           gpu_launch_on(&bench->gpu, stream, "bench_silu_mul_slice",
-                         8 * (int64_t)bench->description.num_sms, 256, arguments);
+           activate(bench, cell, 0, gate, up, width, d, width, stream);
 }
 
 /* Over streams that begin behind gpu.stream, and that it waits for. */
@@ -198,7 +241,7 @@ bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
     CUdeviceptr product = cell->product_stride != 0 ? operands.product : operands.d;
 
     if (is_ours) {
-        return call_ours(bench, cell, &contestant->plan, &operands);
+        return call_ours(bench, cell, contestant, &operands);
     }
     if (contestant->kind == CONTESTANT_STREAMS) {
         return call_streams(bench, cell, &operands);
@@ -220,6 +263,11 @@ bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
         return true;
     }
     int32_t n = (int32_t)cell->n;
+    if (bench_is_general(bench, contestant->gating_idx)) {
+        return activate(bench, cell, contestant->gating_idx, product,
+                        product + (uint64_t)n * BF16_BYTES, 2 * cell->n, operands.d, n,
+                        bench->gpu.stream);
+    }
     void *arguments[] = {&product, &operands.d, &cell->m, &n};
     return gpu_launch(&bench->gpu, "bench_silu_mul", 8 * (int64_t)bench->description.num_sms, 256,
                       arguments);

@@ -17,16 +17,19 @@
  * times, so that what a call reads has left the L2 cache since it was read last. */
 struct bench_pools {
     CUdeviceptr a, weights, d, product, workspace, counts;
-    uint64_t a_bytes, weights_bytes, d_bytes, product_bytes;
+    CUdeviceptr biases; /* of gate, then of up, fp32 */
+    uint64_t a_bytes, weights_bytes, d_bytes, product_bytes, biases_bytes;
 };
 #define BENCH_WORKSPACE_BYTES (UINT64_C(64) << 20) /* of a stream */
 
 /* What a whole run has in common. */
 struct bench {
     const struct bench_ops_settings *settings;
+    const struct bench_ops_cells *cells;
     struct gpu gpu;
     struct imbrex_device *device;
     struct imbrex_device_info description;
+    bool is_portable; /* kernels of all GPUs from compute capability 8.0 on */
     struct cublaslt *lt;
     struct nvml *nvml;
     struct bench_pools pools;
@@ -51,6 +54,7 @@ enum contestant_kind {
 struct contestant {
     enum contestant_kind kind;
     char name[128];
+    int gating_idx;                 /* ours, and that of the activation kernel */
     struct imbrex_kernel_plan plan; /* ours */
     CUgraphExec replay;
     int num_calls;               /* in a replay */
@@ -90,6 +94,8 @@ struct bench_operands {
 };
 struct bench_operands bench_cell_operands(const struct bench *bench, const struct bench_cell *cell,
                                           int set_idx, bool is_ours);
+/* Whether a gating of the run asks for more than SwiGLU. */
+bool bench_is_general(const struct bench *bench, int gating_idx);
 /* Starts one call of a contestant on set set_idx. */
 bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
                      const struct contestant *contestant, int set_idx);

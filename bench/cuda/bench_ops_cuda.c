@@ -72,6 +72,7 @@ void bench_pools_include(struct bench *bench, const struct bench_cell *cell)
     pools->weights_bytes = max_u64(pools->weights_bytes, num_sets * cell->weights_stride);
     pools->d_bytes = max_u64(pools->d_bytes, num_sets * cell->d_stride);
     pools->product_bytes = max_u64(pools->product_bytes, num_sets * cell->product_stride);
+    pools->biases_bytes = max_u64(pools->biases_bytes, 2 * (uint64_t)cell->n * sizeof(float));
 }
 
 bool bench_pools_allocate(struct bench *bench)
@@ -87,6 +88,9 @@ bool bench_pools_allocate(struct bench *bench)
             GPU_CALL(gpu, mem_alloc, &pools->product, pools->product_bytes)) &&
            GPU_CALL(gpu, mem_alloc, &pools->workspace, num_workspaces * BENCH_WORKSPACE_BYTES) &&
            GPU_CALL(gpu, mem_alloc, &pools->counts, CHECK_COUNTERS * sizeof(uint32_t)) &&
+           GPU_CALL(gpu, mem_alloc, &pools->biases, pools->biases_bytes) &&
+           /* A float of two normal bf16 is as good as normal. */
+           fill(bench, pools->biases, pools->biases_bytes, 1.0f, 3) &&
            fill(bench, pools->a, pools->a_bytes, 1.0f, 1);
 }
 
@@ -118,7 +122,8 @@ bool bench_fill_weights(struct bench *bench, const struct bench_cell *cell)
 void bench_pools_free(struct bench *bench)
 {
     const CUdeviceptr pools[] = {bench->pools.a,       bench->pools.weights,   bench->pools.d,
-                                 bench->pools.product, bench->pools.workspace, bench->pools.counts};
+                                 bench->pools.product, bench->pools.workspace, bench->pools.counts,
+                                 bench->pools.biases};
     for (size_t i = 0; i < sizeof(pools) / sizeof(pools[0]); i++) {
         if (pools[i] != 0) {
             (void)bench->gpu.mem_free(pools[i]);
@@ -140,11 +145,19 @@ static bool check_contestant(struct bench *bench, struct bench_cell *cell,
     CUdeviceptr up = is_product ? 0 : operands.up;
     int32_t n = (int32_t)(is_product ? cell->weight_rows : cell->n), k = (int32_t)cell->k;
     uint64_t count = (uint64_t)cell->m * (uint64_t)n;
-    uint32_t seed = 12345, roundings = contestant->kind >= CONTESTANT_UNFUSED ? 2 : 1;
+    bool is_ours = contestant->kind == CONTESTANT_OURS;
+    bool is_unfused = bench->settings->rounding.value == IMBREX_ROUNDING_MATCH_UNFUSED;
+    uint32_t seed = 12345, roundings = is_unfused                               ? 3
+                                       : contestant->kind >= CONTESTANT_UNFUSED ? 2
+                                                                                : 1;
+    CUdeviceptr gate_bias = is_ours && bench->settings->bias ? bench->pools.biases : 0;
+    CUdeviceptr up_bias = gate_bias != 0 ? gate_bias + (uint64_t)cell->n * sizeof(float) : 0;
+    int32_t interleave = is_ours ? (int32_t)bench->settings->interleave.value : 0;
+    struct imbrex_gating gating = bench->cells->gatings[contestant->gating_idx].gating;
     CUdeviceptr worst = bench->pools.counts + 3 * sizeof(uint32_t);
     void *check_arguments[] = {
-        &operands.a, &operands.gate,       &up,   &d, &cell->m, &n, &k, &seed,
-        &roundings,  &bench->pools.counts, &worst};
+        &operands.a, &operands.gate,       &up,    &d,         &cell->m, &n,          &k,     &seed,
+        &roundings,  &bench->pools.counts, &worst, &gate_bias, &up_bias, &interleave, &gating};
     void *poison_arguments[] = {&d, &count, &bench->pools.counts};
     uint32_t counts[CHECK_COUNTERS];
     float worst_error;
@@ -293,15 +306,16 @@ static struct contestant *add_contestant(struct bench_cell *cell, enum contestan
 }
 
 /* A plan that is there already is not measured twice. */
-static void add_plan(const struct bench *bench, struct bench_cell *cell,
-                     const struct imbrex_kernel_plan *plan)
+static void add_gated_plan(const struct bench *bench, struct bench_cell *cell,
+                           const struct imbrex_kernel_plan *plan, int gating_idx)
 {
     enum imbrex_kernel_op op = (enum imbrex_kernel_op)bench->settings->op.value;
     struct imbrex_kernel_variant variant;
 
     for (int i = 0; i < cell->num_contestants; i++) {
         const struct contestant *other = &cell->contestants[i];
-        if (other->kind == CONTESTANT_OURS && other->plan.variant_idx == plan->variant_idx &&
+        if (other->kind == CONTESTANT_OURS && other->gating_idx == gating_idx &&
+            other->plan.variant_idx == plan->variant_idx &&
             other->plan.cluster_m == plan->cluster_m && other->plan.cluster_n == plan->cluster_n &&
             other->plan.num_tiles_n == plan->num_tiles_n && other->plan.group_m == plan->group_m) {
             return;
@@ -315,14 +329,24 @@ static void add_plan(const struct bench *bench, struct bench_cell *cell,
         return;
     }
     contestant->plan = *plan;
+    contestant->gating_idx = gating_idx;
     if (bench->settings->group_m.given) {
         contestant->plan.group_m = (int32_t)bench->settings->group_m.value;
     }
     plan = &contestant->plan;
-    snprintf(contestant->name, sizeof(contestant->name), "%s %dx%d cluster %dx%d group %d%s%.0d",
+    bool is_named = bench->cells->num_gatings > 1 || bench_is_general(bench, gating_idx);
+    snprintf(contestant->name, sizeof(contestant->name),
+             "%s%s%s %dx%d cluster %dx%d group %d%s%.0d",
+             is_named ? bench->cells->gatings[gating_idx].name : "", is_named ? " " : "",
              variant.schedule, (int)variant.block_m, (int)variant.block_n, (int)plan->cluster_m,
              (int)plan->cluster_n, (int)plan->group_m, plan->num_tiles_n != 0 ? " tiles " : "",
              (int)plan->num_tiles_n);
+}
+
+static void add_plan(const struct bench *bench, struct bench_cell *cell,
+                     const struct imbrex_kernel_plan *plan)
+{
+    add_gated_plan(bench, cell, plan, 0);
 }
 
 static struct imbrex_kernel_shape shape_of(const struct bench *bench, const struct bench_cell *cell)
@@ -332,6 +356,8 @@ static struct imbrex_kernel_shape shape_of(const struct bench *bench, const stru
         .m = (int32_t)cell->m,
         .n = (int32_t)cell->n,
         .k = (int32_t)cell->k,
+        .is_general =
+            bench->settings->op.value == IMBREX_KERNEL_OP_GEMM_SWIGLU && bench_is_general(bench, 0),
     };
 }
 
@@ -394,7 +420,8 @@ bool bench_add_plans(struct bench *bench, struct bench_cell *cell)
     for (int32_t i = 0; i < imbrex_kernel_num_variants(shape.op); i++) {
         struct imbrex_kernel_variant variant;
         if (imbrex_kernel_choose(bench->device, &shape, i, &plan, NULL) != IMBREX_STATUS_OK ||
-            imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) != IMBREX_STATUS_OK) {
+            imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) != IMBREX_STATUS_OK ||
+            variant.is_portable != bench->is_portable) {
             continue;
         }
         int schedule = strcmp(variant.schedule, "pingpong") == 0 ? 0 : 1;
@@ -413,10 +440,22 @@ bool bench_add_plans(struct bench *bench, struct bench_cell *cell)
     for (int32_t i = 0; bench->settings->plans.value == BENCH_PLANS_ALL &&
                         i < imbrex_kernel_num_variants(shape.op);
          i++) {
+        struct imbrex_kernel_variant variant;
         if (imbrex_kernel_choose(bench->device, &shape, i, &plan, NULL) == IMBREX_STATUS_OK &&
+            imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) == IMBREX_STATUS_OK &&
+            variant.is_portable == bench->is_portable &&
             plan.expected_us < bench->settings->near.value * least_us) {
             add_clusters(bench, cell, &shape, plan);
         }
+    }
+    for (int i = 1; i < bench->cells->num_gatings; i++) {
+        shape.is_general = bench_is_general(bench, i);
+        if (imbrex_kernel_choose(bench->device, &shape, IMBREX_KERNEL_ANY_VARIANT, &plan, &err) !=
+            IMBREX_STATUS_OK) {
+            (void)output_library_error(&err);
+            return false;
+        }
+        add_gated_plan(bench, cell, &plan, i);
     }
     return true;
 }
@@ -782,12 +821,13 @@ static int measure(struct bench *bench, const struct bench_ops_cells *cells)
 
 int bench_ops_cuda(const struct bench_ops_settings *settings, const struct bench_ops_cells *cells)
 {
-    struct bench bench = {.settings = settings};
+    struct bench bench = {.settings = settings, .cells = cells};
     struct imbrex_device_options options = imbrex_device_options_default();
     struct imbrex_error err = {0};
     int exit_code = EXIT_CODE_FAILURE;
 
     options.overlap_launches = !settings->no_overlap;
+    options.portable_kernels = settings->portable;
     /* Every plan of a sweep has boxes of its own. */
     options.max_tensor_maps = 16384;
     options.log = output_log;
@@ -801,6 +841,7 @@ int bench_ops_cuda(const struct bench_ops_settings *settings, const struct bench
         return output_library_error(&err);
     }
     imbrex_device_describe(bench.device, &bench.description);
+    bench.is_portable = settings->portable || bench.description.compute_capability != 90;
     if (gpu_open(cells->device_idx, &bench.gpu)) {
         bench.nvml = nvml_open(bench.gpu.pci_bus_id);
         if (cublaslt_open(settings->cublaslt, &bench.lt) && allocate_pools(&bench, cells) &&

@@ -51,6 +51,21 @@ static const char *choice_name(int64_t value, const char *const *names, int64_t 
     return value >= 0 && value < count ? names[value] : "?";
 }
 
+/* What gemm_swiglu computes beside SwiGLU. */
+static bool add_semantics(const struct bench *bench, json_t *header)
+{
+    const struct bench_ops_settings *settings = bench->settings;
+    bool is_exact = settings->rounding.value == IMBREX_ROUNDING_EXACT;
+    return json_object_set_new(
+               header, "activations",
+               json_string(settings->activations != NULL ? settings->activations : "silu")) == 0 &&
+           json_object_set_new(header, "rounding",
+                               json_string(is_exact ? "exact" : "match-unfused")) == 0 &&
+           json_object_set_new(header, "interleave_rows",
+                               json_integer((json_int_t)settings->interleave.value)) == 0 &&
+           json_object_set_new(header, "bias", json_boolean(settings->bias)) == 0;
+}
+
 static json_t *header_json(const struct bench *bench)
 {
     static const char *const clocks[] = {"warm", "burst", "sustained"};
@@ -60,20 +75,21 @@ static json_t *header_json(const struct bench *bench)
 
     (void)nvml_driver_release(bench->nvml, release);
     bool is_plain = bench->settings->op.value == IMBREX_KERNEL_OP_GEMM;
-    return json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
-        "s:b, s:I, s:f, s:s?, s:i}",
-        "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version", imbrex_version(),
-        "commit", bench_commit(), "date", now_text(date), "gpu", description->name, "driver",
-        release, "cuda_driver", (int)description->driver_version, "num_sms",
-        (int)description->num_sms, "l2_bytes", (json_int_t)description->l2_bytes, "cublaslt",
-        (json_int_t)cublaslt_version(bench->lt), "nominal_tflops", NOMINAL_TFLOPS,
-        "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
-        choice_name(bench->settings->clock.value, clocks, 3), "weights",
-        choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
-        !bench->settings->no_overlap, "pairs", (json_int_t)bench->settings->num_pairs.value,
-        "replay_ms", bench->settings->replay_ms.value, "tuned", description->tuned, "num_tuned",
-        (int)description->num_tuned);
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
+                     "s:b, s:b, s:I, s:f, s:s?, s:i}",
+                     "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version",
+                     imbrex_version(), "commit", bench_commit(), "date", now_text(date), "gpu",
+                     description->name, "driver", release, "cuda_driver",
+                     (int)description->driver_version, "num_sms", (int)description->num_sms,
+                     "l2_bytes", (json_int_t)description->l2_bytes, "cublaslt",
+                     (json_int_t)cublaslt_version(bench->lt), "nominal_tflops", NOMINAL_TFLOPS,
+                     "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
+                     choice_name(bench->settings->clock.value, clocks, 3), "weights",
+                     choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
+                     !bench->settings->no_overlap, "portable", bench->is_portable, "pairs",
+                     (json_int_t)bench->settings->num_pairs.value, "replay_ms",
+                     bench->settings->replay_ms.value, "tuned", description->tuned,
+                     "num_tuned", (int)description->num_tuned);
 }
 
 struct bench_report *bench_report_create(const struct bench *bench)
@@ -83,7 +99,9 @@ struct bench_report *bench_report_create(const struct bench *bench)
         report->root = header_json(bench);
         report->rows = json_array();
     }
-    if (report == NULL || report->root == NULL || report->rows == NULL) {
+    if (report == NULL || report->root == NULL || report->rows == NULL ||
+        (bench->settings->op.value == IMBREX_KERNEL_OP_GEMM_SWIGLU &&
+         !add_semantics(bench, report->root))) {
         output_error("out of memory");
         bench_report_destroy(report);
         return NULL;
@@ -173,6 +191,12 @@ static json_t *contestant_json(const struct bench *bench, const struct bench_cel
                           "num_tiles_n", (int)contestant->plan.num_tiles_n, "waves",
                           (int)contestant->plan.num_waves, "expected_us",
                           contestant->plan.expected_us)) == 0;
+    }
+    if (is_ok && contestant->kind != CONTESTANT_GEMM &&
+        bench->settings->op.value == IMBREX_KERNEL_OP_GEMM_SWIGLU) {
+        is_ok = json_object_set_new(
+                    row, "activation",
+                    json_string(bench->cells->gatings[contestant->gating_idx].name)) == 0;
     }
     bool is_sliced = contestant->kind >= CONTESTANT_HEURISTIC;
     if (is_ok && is_sliced) {

@@ -85,17 +85,11 @@ void gpu_close(struct gpu *gpu)
     *gpu = (struct gpu){0};
 }
 
-bool gpu_launch_on(struct gpu *gpu, CUstream stream, const char *kernel, int64_t num_blocks,
-                   int num_threads, void **arguments)
+bool gpu_launch(struct gpu *gpu, const char *kernel, int64_t num_blocks, int num_threads,
+                void **arguments)
 {
     CUkernel found = NULL;
     return GPU_CALL(gpu, library_get_kernel, &found, gpu->kernels, kernel) &&
            GPU_CALL(gpu, launch_kernel, (CUfunction)found, (unsigned int)num_blocks, 1, 1,
-                    (unsigned int)num_threads, 1, 1, 0, stream, arguments, NULL);
-}
-
-bool gpu_launch(struct gpu *gpu, const char *kernel, int64_t num_blocks, int num_threads,
-                void **arguments)
-{
-    return gpu_launch_on(gpu, gpu->stream, kernel, num_blocks, num_threads, arguments);
+                    (unsigned int)num_threads, 1, 1, 0, gpu->stream, arguments, NULL);
 }

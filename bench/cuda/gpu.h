@@ -69,8 +69,5 @@ bool gpu_check(const struct gpu *gpu, CUresult result, const char *call);
 /* Launches a kernel of bench_kernels.cu over num_blocks x num_threads on the stream. */
 bool gpu_launch(struct gpu *gpu, const char *kernel, int64_t num_blocks, int num_threads,
                 void **arguments);
-/* The same on another stream. */
-bool gpu_launch_on(struct gpu *gpu, CUstream stream, const char *kernel, int64_t num_blocks,
-                   int num_threads, void **arguments);
 
 #endif

@@ -50,6 +50,21 @@ static const struct option_choice weights_choices[] = {{"gate-up", BENCH_WEIGHTS
                                                        {"up-gate", BENCH_WEIGHTS_UP_GATE},
                                                        {"separate", BENCH_WEIGHTS_SEPARATE},
                                                        {NULL, 0}};
+static const struct option_choice rounding_choices[] = {
+    {"exact", IMBREX_ROUNDING_EXACT}, {"match-unfused", IMBREX_ROUNDING_MATCH_UNFUSED}, {NULL, 0}};
+static const struct option_choice interleave_choices[] = {{"0", 0}, {"1", 1}, {"8", 8}, {NULL, 0}};
+
+static const struct bench_gating gatings[] = {
+    {"silu", {.activation = IMBREX_ACTIVATION_SILU}},
+    {"gelu", {.activation = IMBREX_ACTIVATION_GELU_ERF}},
+    {"gelu-tanh", {.activation = IMBREX_ACTIVATION_GELU_TANH}},
+    {"relu", {.activation = IMBREX_ACTIVATION_RELU}},
+    {"gpt-oss", {.alpha = 1.702f, .limit = 7.0f, .up_offset = 1.0f}},
+    /* A limit that no value meets: what the kernels for any gating take longer. */
+    {"silu-general", {.limit = 1e30f}},
+};
+#define NUM_GATINGS (int)(sizeof(gatings) / sizeof(gatings[0]))
+
 static const struct option_choice clock_choices[] = {{"warm", BENCH_CLOCK_WARM},
                                                      {"burst", BENCH_CLOCK_BURST},
                                                      {"sustained", BENCH_CLOCK_SUSTAINED},
@@ -152,6 +167,37 @@ static const struct option_spec bench_ops_options[] = {
      .help = "where gate and up lie: gate-up and up-gate are one matrix, separate is two",
      .choices = weights_choices,
      .offset = offsetof(struct bench_ops_settings, weights)},
+    {.long_name = "activation",
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "What",
+     .help = "silu, gelu, gelu-tanh, relu, gpt-oss (scaled, clamped SiLU and an offset), "
+             "silu-general (SiLU by the kernels of all others); of gemm_swiglu on a GPU, the first "
+             "by all plans, each other by the one that is chosen for it",
+     .default_text = "silu",
+     .offset = offsetof(struct bench_ops_settings, activations)},
+    {.long_name = "rounding",
+     .argument = "KIND",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help = "exact, or match-unfused: as if each operation had a bf16 result; of gemm_swiglu on a "
+             "GPU",
+     .choices = rounding_choices,
+     .offset = offsetof(struct bench_ops_settings, rounding)},
+    {.long_name = "interleave",
+     .argument = "ROWS",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help = "0, 1 or 8: rows of gate and of up that take turns in one matrix, which --weights "
+             "says begins with which; of gemm_swiglu on a GPU",
+     .choices = interleave_choices,
+     .offset = offsetof(struct bench_ops_settings, interleave)},
+    {.long_name = "bias",
+     .type = OPTION_TYPE_FLAG,
+     .group = "What",
+     .help = "add a bias to gate and to up, which what runs beside does not; of gemm_swiglu on a "
+             "GPU",
+     .offset = offsetof(struct bench_ops_settings, bias)},
     {.long_name = "numerics",
      .type = OPTION_TYPE_FLAG,
      .group = "What",
@@ -216,6 +262,11 @@ static const struct option_spec bench_ops_options[] = {
      .group = "How",
      .help = "kernels start when the one before them has ended",
      .offset = offsetof(struct bench_ops_settings, no_overlap)},
+    {.long_name = "portable",
+     .type = OPTION_TYPE_FLAG,
+     .group = "How",
+     .help = "on a Hopper GPU too, the kernels of all others from Ampere on",
+     .offset = offsetof(struct bench_ops_settings, portable)},
     {.long_name = "no-roofs",
      .type = OPTION_TYPE_FLAG,
      .group = "How",
@@ -341,6 +392,25 @@ static int parse_list(const char *list, bool (*parse)(const char *, struct bench
     return is_ok ? EXIT_CODE_OK : EXIT_CODE_INPUT;
 }
 
+static bool parse_gating(const char *word, struct bench_ops_cells *cells)
+{
+    for (int i = 0; i < NUM_GATINGS; i++) {
+        if (strcmp(word, gatings[i].name) != 0) {
+            continue;
+        }
+        if (cells->num_gatings == BENCH_MAX_GATINGS) {
+            output_error("bench ops: --activation: expected at most %d", BENCH_MAX_GATINGS);
+            return false;
+        }
+        cells->gatings[cells->num_gatings++] = gatings[i];
+        return true;
+    }
+    output_error("bench ops: --activation: expected silu, gelu, gelu-tanh, relu, gpt-oss or "
+                 "silu-general, found \"%s\"",
+                 word);
+    return false;
+}
+
 static bool parse_dtype(const char *word, struct bench_ops_cells *cells)
 {
     if (!bench_dtype_is_known(word)) {
@@ -421,12 +491,17 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
     if (is_cpu) {
         foreign = settings->plans.given                 ? "plans"
                   : settings->weights.given             ? "weights"
+                  : settings->activations != NULL       ? "activation"
+                  : settings->rounding.given            ? "rounding"
+                  : settings->interleave.given          ? "interleave"
+                  : settings->bias                      ? "bias"
                   : settings->numerics                  ? "numerics"
                   : settings->replay_ms.given           ? "replay-ms"
                   : settings->clock.given               ? "clock"
                   : settings->energy_ms.given           ? "energy-ms"
                   : settings->group_m.given             ? "group-m"
                   : settings->no_overlap                ? "no-overlap"
+                  : settings->portable                  ? "portable"
                   : settings->cublaslt != NULL          ? "cublaslt"
                   : settings->baselines.given           ? "baselines"
                   : settings->num_streams.given         ? "streams"
@@ -451,6 +526,27 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
     return EXIT_CODE_INPUT;
 }
 
+/* Options of gemm_swiglu, and those of them that exclude each other. */
+static int check_semantics(const struct bench_ops_settings *settings)
+{
+    const char *foreign = settings->op.value != BENCH_OP_GEMM ? NULL
+                          : settings->activations != NULL     ? "activation"
+                          : settings->rounding.given          ? "rounding"
+                          : settings->interleave.given        ? "interleave"
+                          : settings->bias                    ? "bias"
+                                                              : NULL;
+    if (foreign != NULL) {
+        output_error("bench ops: --%s: expected --op gemm_swiglu with it, found gemm", foreign);
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->interleave.value != 0 && settings->weights.value == BENCH_WEIGHTS_SEPARATE) {
+        output_error("bench ops: --interleave: expected --weights gate-up or up-gate with it, "
+                     "found separate");
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
+}
+
 static int parse_lists(const struct bench_ops_settings *settings, bool is_cpu,
                        struct bench_ops_cells *cells)
 {
@@ -459,6 +555,10 @@ static int parse_lists(const struct bench_ops_settings *settings, bool is_cpu,
 
     if (exit_code == EXIT_CODE_OK) {
         exit_code = parse_list(rows, parse_rows, cells);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = parse_list(settings->activations != NULL ? settings->activations : "silu",
+                               parse_gating, cells);
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code =
@@ -481,6 +581,9 @@ static int run(const void *settings_bytes, const char *model)
     int exit_code = parse_device(settings->device, &cells.device_idx, &is_cpu);
     if (exit_code == EXIT_CODE_OK) {
         exit_code = check_device(settings, is_cpu);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = check_semantics(settings);
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = parse_lists(settings, is_cpu, &cells);
@@ -515,6 +618,7 @@ const struct command bench_ops = {
     .examples = "  imbrex bench ops -o bench/results/2026-11-29-h200-gemm_swiglu.json\n"
                 "  imbrex bench ops --op gemm --shapes 7B --m 512,4096 -o down_proj.json\n"
                 "  imbrex bench ops --shapes 72B --m 4096 --clock burst\n"
+                "  imbrex bench ops --shapes 7B --m 2048 --activation silu,gelu,relu,gpt-oss\n"
                 "  imbrex bench ops --device cpu --shapes 0.5B --dtype bf16,q8_0,q4_0\n",
     .options = {bench_ops_options, sizeof(bench_ops_options) / sizeof(bench_ops_options[0])},
     .defaults = &bench_ops_defaults,

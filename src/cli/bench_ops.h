@@ -45,13 +45,21 @@ enum bench_clock {
 };
 
 struct bench_ops_settings {
-    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output, *tuned;
+    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output, *activations, *tuned;
     struct option_integer threads, cpu;
     struct option_integer op, plans, weights, clock, num_pairs, group_m, baselines, num_streams;
     struct option_real replay_ms, energy_ms, near;
-    bool numerics, no_overlap, no_roofs;
+    struct option_integer rounding, interleave; /* enum imbrex_rounding; rows */
+    bool numerics, no_overlap, no_roofs, portable, bias;
 };
 
+/* How gate and up become one result. */
+struct bench_gating {
+    const char *name; /* static storage */
+    struct imbrex_gating gating;
+};
+
+#define BENCH_MAX_GATINGS 8
 #define BENCH_MAX_SHAPES 32
 #define BENCH_MAX_ROWS 32
 #define BENCH_MAX_DTYPES 16
@@ -72,6 +80,8 @@ struct bench_ops_cells {
     int num_rows;
     char dtypes[BENCH_MAX_DTYPES][16];
     int num_dtypes;
+    struct bench_gating gatings[BENCH_MAX_GATINGS];
+    int num_gatings;
 };
 
 #define BENCH_MAX_SIDE (1 << 24) /* of a matrix */

@@ -36,6 +36,7 @@ static const struct option_spec inspect_options[] = {
                                                     "is less"),
     ENGINE_OPTION_KV_POLICY(struct inspect_settings, ENGINE_KV_POLICY_DEFAULT),
     ENGINE_OPTION_KV_BLOCKS(struct inspect_settings),
+    ENGINE_OPTION_KV_TIERS(struct inspect_settings),
     ENGINE_OPTION_DEVICE(struct inspect_settings),
     ENGINE_OPTION_COMPUTE(struct inspect_settings),
     ENGINE_OPTION_TUNED(struct inspect_settings),
@@ -306,7 +307,15 @@ static void print_plan(const struct inspection *inspection)
     size_t together = plan->kv_bytes + plan->activation_bytes;
     together += has_gpu ? plan->device_weight_bytes + staging_bytes
                         : plan->weight_bytes + plan->converted_bytes + plan->batch_bytes;
+    together += has_gpu ? 0 : plan->kv_host_bytes;
     print_size("  together", together, "");
+    if (plan->kv_host_bytes > 0 || plan->kv_disk_bytes > 0) {
+        output_printf("below the KV cache\n");
+        print_size("  host", plan->kv_host_bytes, has_gpu ? ", pinned, KV blocks" : ", KV blocks");
+        if (plan->kv_disk_bytes > 0) {
+            print_size("  disk", plan->kv_disk_bytes, ", KV blocks, at most");
+        }
+    }
 }
 
 static void print_tensors(const struct inspection *inspection)
@@ -407,19 +416,21 @@ static json_t *json_plan(const struct inspection *inspection)
 {
     const struct imbrex_memory_plan *plan = &inspection->plan;
 
-    return json_pack(
-        "{s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:i, s:i, "
-        "s:s, s:o, s:o, s:o}",
-        "device", plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
-        "context_size", (int)plan->context_size, "max_step_tokens", (int)plan->max_step_tokens,
-        "max_running", (int)plan->max_running, "max_waiting", (int)plan->max_waiting, "num_threads",
-        (int)plan->num_threads, "kernels", plan->kernels, "weight_bytes",
-        json_size(plan->weight_bytes), "converted_bytes", json_size(plan->converted_bytes),
-        "device_weight_bytes", json_size(plan->device_weight_bytes), "kv_bytes",
-        json_size(plan->kv_bytes), "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks",
-        (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy, "activation_bytes",
-        json_size(plan->activation_bytes), "batch_bytes", json_size(plan->batch_bytes), "tuned",
-        inspection->tuned[0] != '\0' ? json_path(inspection->tuned) : json_null());
+    return json_pack("{s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:i, s:i, "
+                     "s:s, s:o, s:o, s:o, s:o, s:o}",
+                     "device", plan->device, "device_idx", (int)plan->device_idx, "compute",
+                     plan->compute, "context_size", (int)plan->context_size, "max_step_tokens",
+                     (int)plan->max_step_tokens, "max_running", (int)plan->max_running,
+                     "max_waiting", (int)plan->max_waiting, "num_threads", (int)plan->num_threads,
+                     "kernels", plan->kernels, "weight_bytes", json_size(plan->weight_bytes),
+                     "converted_bytes", json_size(plan->converted_bytes), "device_weight_bytes",
+                     json_size(plan->device_weight_bytes), "kv_bytes", json_size(plan->kv_bytes),
+                     "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks",
+                     (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy,
+                     "activation_bytes", json_size(plan->activation_bytes), "batch_bytes",
+                     json_size(plan->batch_bytes), "kv_host_bytes", json_size(plan->kv_host_bytes),
+                     "kv_disk_bytes", json_size(plan->kv_disk_bytes), "tuned",
+                     inspection->tuned[0] != '\0' ? json_path(inspection->tuned) : json_null());
 }
 
 static json_t *json_tensor(const struct imbrex_tensor_info *tensor)
@@ -573,11 +584,12 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
     };
     struct imbrex_tensor_info *tensors = NULL;
     struct imbrex_engine_options options;
+    char kv_folder[ENGINE_MAX_PATH_BYTES];
 
     imbrex_model_describe(model, &inspection.description);
     int exit_code = engine_settings_to_options(&settings->engine, 0, &options);
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = engine_settings_choose_kv(&settings->engine, model, &options);
+        exit_code = engine_settings_choose_kv(&settings->engine, model, kv_folder, &options);
     }
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;

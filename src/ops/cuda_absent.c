@@ -66,6 +66,16 @@ enum imbrex_status imbrex_gemm(struct imbrex_device *device,
     return report_absent(err);
 }
 
+enum imbrex_status imbrex_gated_activation(struct imbrex_device *device,
+                                           const struct imbrex_gated_activation_params *params,
+                                           void *stream, struct imbrex_error *err)
+{
+    (void)device;
+    (void)params;
+    (void)stream;
+    return report_absent(err);
+}
+
 int32_t imbrex_kernel_num_variants(enum imbrex_kernel_op op)
 {
     (void)op;

@@ -7,6 +7,7 @@ struct tile_machine cuda_device_machine(const struct imbrex_device *device)
     return (struct tile_machine){
         .num_sms = device->description.num_sms,
         .max_shared_bytes = device->max_shared_bytes,
+        .is_portable = device->is_portable,
     };
 }
 
@@ -59,6 +60,7 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
     static const char *const schedules[] = {
         [TILE_SCHEDULE_pingpong] = "pingpong",
         [TILE_SCHEDULE_cooperative] = "cooperative",
+        [TILE_SCHEDULE_multistage] = "multistage",
     };
     int32_t kernel_idx = 0;
 
@@ -67,11 +69,15 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
     *variant = (struct imbrex_kernel_variant){
         .name = kernel->name,
         .schedule = schedules[kernel->schedule],
-        .is_split = kernel->form == TILE_FORM_SPLIT,
+        .is_split = !kernel->is_portable &&
+                    (kernel->form == TILE_FORM_SPLIT || kernel->form == TILE_FORM_GENERAL_SPLIT),
+        .is_general =
+            kernel->form == TILE_FORM_GENERAL_PAIR || kernel->form == TILE_FORM_GENERAL_SPLIT,
         .block_m = kernel->block_m,
         .block_n = kernel->block_n,
         .num_stages = kernel->num_stages,
         .shared_bytes = kernel->shared_bytes,
+        .is_portable = kernel->is_portable,
     };
     return IMBREX_STATUS_OK;
 }
@@ -85,9 +91,9 @@ enum imbrex_status kernel_shape_problem(const struct imbrex_kernel_shape *shape,
                          (int)shape->op);
     }
     *problem = (struct tile_problem){
-        .form = shape->op == IMBREX_KERNEL_OP_GEMM ? TILE_FORM_PLAIN
-                : shape->is_split                  ? TILE_FORM_SPLIT
-                                                   : TILE_FORM_PAIR,
+        .form = shape->op == IMBREX_KERNEL_OP_GEMM
+                    ? TILE_FORM_PLAIN
+                    : tile_fused_form(shape->is_split, shape->is_general),
         .m = shape->m,
         .columns = shape->n,
         .k = shape->k,
