@@ -28,6 +28,7 @@ enum { NUM_ROUNDS = sizeof(rounds) / sizeof(rounds[0]) };
 struct tuning {
     const struct tune_settings *settings;
     struct bench_ops_settings measure; /* what bench.settings points to */
+    struct bench_ops_cells cells;      /* likewise: SwiGLU, and no list */
     struct bench bench;
     struct imbrex_tune_key key;
     struct imbrex_tune_table *table;
@@ -390,6 +391,7 @@ static int tune_on(struct tuning *tuning, int32_t device_idx, const struct tune_
     int num_pending = 0, exit_code = EXIT_CODE_OK;
 
     imbrex_device_describe(tuning->bench.device, &tuning->bench.description);
+    tuning->bench.is_portable = tuning->bench.description.compute_capability != 90;
     if (imbrex_tune_key_read(tuning->bench.device, &tuning->key, &err) != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
@@ -436,6 +438,9 @@ int tune_cuda(const struct tune_settings *settings, int32_t device_idx,
     tuning->measure.plans.value = BENCH_PLANS_ALL;
     tuning->measure.near = settings->near;
     tuning->bench.settings = &tuning->measure;
+    tuning->cells.gatings[0] = (struct bench_gating){.name = "silu"};
+    tuning->cells.num_gatings = 1;
+    tuning->bench.cells = &tuning->cells;
     tuning->has_bar = isatty(STDERR_FILENO) == 1;
     tuning->begin_ns = now_ns();
     /* Every plan has boxes of its own. */
