@@ -197,8 +197,7 @@ static json_t *contestant_json(const struct bench *bench, const struct bench_cel
                     row, "activation",
                     json_string(bench->cells->gatings[contestant->gating_idx].name)) == 0;
     }
-    bool is_sliced = contestant->kind >= CONTESTANT_HEURISTIC;
-    if (is_ok && is_sliced) {
+    if (is_ok && contestant_is_sliced(contestant)) {
         is_ok = json_object_set_new(row, "slices",
                                     json_pack("{s:i, s:i, s:i}", "width", (int)cell->slice_width,
                                               "count", (int)cell->num_slices, "streams",
@@ -264,8 +263,7 @@ static void print_cell(const struct bench_report *report, const struct bench *be
         if (contestant->kind == CONTESTANT_STREAMS) {
             output_printf(" over %d streams", (int)cell->num_streams);
         }
-        if (contestant->kind >= CONTESTANT_HEURISTIC &&
-            cell->contestants[0].kind == CONTESTANT_OURS) {
+        if (contestant_is_sliced(contestant) && cell->contestants[0].kind == CONTESTANT_OURS) {
             output_printf("; %.3f (%.3f-%.3f) x the time of the first",
                           contestant->over_chosen.median, contestant->over_chosen.p10,
                           contestant->over_chosen.p90);
