@@ -36,7 +36,9 @@ void bench_cell_init(const struct bench *bench, const struct bench_shape *shape,
     uint64_t wanted = ROTATION_OF_L2 * (uint64_t)bench->description.l2_bytes;
     uint64_t num_sets = (wanted + a_bytes + weights_bytes - 1) / (a_bytes + weights_bytes);
     cell->num_sets = num_sets < 2 ? 2 : num_sets > MAX_SETS ? MAX_SETS : (int)num_sets;
-    if (is_swiglu && bench->settings->baselines.value != BENCH_BASELINES_NONE) {
+    /* Slices have the activation of SwiGLU alone. */
+    if (is_swiglu && bench->settings->baselines.value != BENCH_BASELINES_NONE &&
+        !bench_is_general(bench, 0)) {
         int32_t width = imbrex_slice_width(bench->description.name, m, (int32_t)cell->n, 16);
         /* Addresses that cuBLASLt has its fast algorithms for. */
         if (width * cell->k * BF16_BYTES % SLICE_ALIGNMENT == 0 &&

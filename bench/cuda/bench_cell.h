@@ -84,6 +84,12 @@ struct bench_cell {
     bool has_clock, has_watts;
 };
 
+/* Whether it computes slice by slice. */
+static inline bool contestant_is_sliced(const struct contestant *contestant)
+{
+    return contestant->kind == CONTESTANT_HEURISTIC || contestant->kind == CONTESTANT_STREAMS;
+}
+
 /* Shape and sets of a cell; nothing is allocated. */
 void bench_cell_init(const struct bench *bench, const struct bench_shape *shape, int32_t m,
                      struct bench_cell *cell);

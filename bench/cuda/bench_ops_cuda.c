@@ -147,9 +147,8 @@ static bool check_contestant(struct bench *bench, struct bench_cell *cell,
     uint64_t count = (uint64_t)cell->m * (uint64_t)n;
     bool is_ours = contestant->kind == CONTESTANT_OURS;
     bool is_unfused = bench->settings->rounding.value == IMBREX_ROUNDING_MATCH_UNFUSED;
-    uint32_t seed = 12345, roundings = is_unfused                               ? 3
-                                       : contestant->kind >= CONTESTANT_UNFUSED ? 2
-                                                                                : 1;
+    bool has_products = contestant->kind == CONTESTANT_UNFUSED || contestant_is_sliced(contestant);
+    uint32_t seed = 12345, roundings = is_unfused ? 3 : has_products ? 2 : 1;
     CUdeviceptr gate_bias = is_ours && bench->settings->bias ? bench->pools.biases : 0;
     CUdeviceptr up_bias = gate_bias != 0 ? gate_bias + (uint64_t)cell->n * sizeof(float) : 0;
     int32_t interleave = is_ours ? (int32_t)bench->settings->interleave.value : 0;

@@ -75,21 +75,20 @@ static json_t *header_json(const struct bench *bench)
 
     (void)nvml_driver_release(bench->nvml, release);
     bool is_plain = bench->settings->op.value == IMBREX_KERNEL_OP_GEMM;
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
-                     "s:b, s:b, s:I, s:f, s:s?, s:i}",
-                     "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version",
-                     imbrex_version(), "commit", bench_commit(), "date", now_text(date), "gpu",
-                     description->name, "driver", release, "cuda_driver",
-                     (int)description->driver_version, "num_sms", (int)description->num_sms,
-                     "l2_bytes", (json_int_t)description->l2_bytes, "cublaslt",
-                     (json_int_t)cublaslt_version(bench->lt), "nominal_tflops", NOMINAL_TFLOPS,
-                     "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
-                     choice_name(bench->settings->clock.value, clocks, 3), "weights",
-                     choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
-                     !bench->settings->no_overlap, "portable", bench->is_portable, "pairs",
-                     (json_int_t)bench->settings->num_pairs.value, "replay_ms",
-                     bench->settings->replay_ms.value, "tuned", description->tuned,
-                     "num_tuned", (int)description->num_tuned);
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
+        "s:b, s:b, s:I, s:f, s:s?, s:i}",
+        "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version", imbrex_version(),
+        "commit", bench_commit(), "date", now_text(date), "gpu", description->name, "driver",
+        release, "cuda_driver", (int)description->driver_version, "num_sms",
+        (int)description->num_sms, "l2_bytes", (json_int_t)description->l2_bytes, "cublaslt",
+        (json_int_t)cublaslt_version(bench->lt), "nominal_tflops", NOMINAL_TFLOPS,
+        "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
+        choice_name(bench->settings->clock.value, clocks, 3), "weights",
+        choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
+        !bench->settings->no_overlap, "portable", bench->is_portable, "pairs",
+        (json_int_t)bench->settings->num_pairs.value, "replay_ms", bench->settings->replay_ms.value,
+        "tuned", description->tuned, "num_tuned", (int)description->num_tuned);
 }
 
 struct bench_report *bench_report_create(const struct bench *bench)
@@ -198,8 +197,7 @@ static json_t *contestant_json(const struct bench *bench, const struct bench_cel
                     row, "activation",
                     json_string(bench->cells->gatings[contestant->gating_idx].name)) == 0;
     }
-    bool is_sliced = contestant->kind >= CONTESTANT_HEURISTIC;
-    if (is_ok && is_sliced) {
+    if (is_ok && contestant_is_sliced(contestant)) {
         is_ok = json_object_set_new(row, "slices",
                                     json_pack("{s:i, s:i, s:i}", "width", (int)cell->slice_width,
                                               "count", (int)cell->num_slices, "streams",
@@ -265,8 +263,7 @@ static void print_cell(const struct bench_report *report, const struct bench *be
         if (contestant->kind == CONTESTANT_STREAMS) {
             output_printf(" over %d streams", (int)cell->num_streams);
         }
-        if (contestant->kind >= CONTESTANT_HEURISTIC &&
-            cell->contestants[0].kind == CONTESTANT_OURS) {
+        if (contestant_is_sliced(contestant) && cell->contestants[0].kind == CONTESTANT_OURS) {
             output_printf("; %.3f (%.3f-%.3f) x the time of the first",
                           contestant->over_chosen.median, contestant->over_chosen.p10,
                           contestant->over_chosen.p90);

@@ -28,6 +28,7 @@ enum { NUM_ROUNDS = sizeof(rounds) / sizeof(rounds[0]) };
 struct tuning {
     const struct tune_settings *settings;
     struct bench_ops_settings measure; /* what bench.settings points to */
+    struct bench_ops_cells cells;      /* likewise: SwiGLU, and no list */
     struct bench bench;
     struct imbrex_tune_key key;
     struct imbrex_tune_table *table;
@@ -196,10 +197,15 @@ static int count_pending(const struct tuning *tuning, const struct tune_list *li
     return count;
 }
 
+static double elapsed_seconds(const struct tuning *tuning)
+{
+    return (double)(now_ns() - tuning->begin_ns) * 1e-9;
+}
+
 static bool is_out_of_time(const struct tuning *tuning)
 {
     return tuning->settings->seconds.given &&
-           (double)(now_ns() - tuning->begin_ns) * 1e-9 >= tuning->settings->seconds.value;
+           elapsed_seconds(tuning) >= tuning->settings->seconds.value;
 }
 
 static int measure_all(struct tuning *tuning, const struct tune_list *list, int num_pending)
@@ -266,10 +272,14 @@ static void print_summary(const struct tuning *tuning, const struct tune_list *l
         num_faster += row != NULL && row->is_faster;
     }
     output_printf("%d of %d products measured, %d with a plan that is faster than the library's "
-                  "choice\n",
-                  list->count - num_left, list->count, num_faster);
+                  "choice; %.1f s\n",
+                  list->count - num_left, list->count, num_faster, elapsed_seconds(tuning));
     if (num_left > 0) {
-        output_printf("%d are left: the same command goes on with them\n", num_left);
+        output_printf("%s; %d are left: the same command goes on with them\n",
+                      signals_interrupt() != 0 ? "ended by a signal"
+                      : is_out_of_time(tuning) ? "--seconds are over"
+                                               : "not all could be measured",
+                      num_left);
     }
 }
 
@@ -381,6 +391,7 @@ static int tune_on(struct tuning *tuning, int32_t device_idx, const struct tune_
     int num_pending = 0, exit_code = EXIT_CODE_OK;
 
     imbrex_device_describe(tuning->bench.device, &tuning->bench.description);
+    tuning->bench.is_portable = tuning->bench.description.compute_capability != 90;
     if (imbrex_tune_key_read(tuning->bench.device, &tuning->key, &err) != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
@@ -427,6 +438,9 @@ int tune_cuda(const struct tune_settings *settings, int32_t device_idx,
     tuning->measure.plans.value = BENCH_PLANS_ALL;
     tuning->measure.near = settings->near;
     tuning->bench.settings = &tuning->measure;
+    tuning->cells.gatings[0] = (struct bench_gating){.name = "silu"};
+    tuning->cells.num_gatings = 1;
+    tuning->bench.cells = &tuning->cells;
     tuning->has_bar = isatty(STDERR_FILENO) == 1;
     tuning->begin_ns = now_ns();
     /* Every plan has boxes of its own. */

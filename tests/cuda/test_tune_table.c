@@ -54,14 +54,24 @@ static struct imbrex_tune_key read_key(void)
     return key;
 }
 
-/* A plan that neither table nor model chooses: of the last variant, with a walk of 3. */
+/* The first variant of a kind, which there is. */
+static int32_t find_variant(enum imbrex_kernel_op op, bool is_portable)
+{
+    struct imbrex_kernel_variant variant;
+    int32_t variant_idx = -1;
+    do {
+        assert_int_equal(imbrex_kernel_variant_describe(op, ++variant_idx, &variant, NULL),
+                         IMBREX_STATUS_OK);
+    } while (variant.is_portable != is_portable);
+    return variant_idx;
+}
+
+/* A plan that neither table nor model chooses: with a walk of 3. */
 static struct imbrex_tune_row row_of(enum imbrex_kernel_op op, int32_t m, bool is_faster)
 {
     return (struct imbrex_tune_row){
         .shape = {.op = op, .m = m, .n = 4864, .k = 896},
-        .plan = {.variant_idx = op == IMBREX_KERNEL_OP_GEMM
-                                    ? imbrex_kernel_num_variants(IMBREX_KERNEL_OP_GEMM) - 1
-                                    : 0,
+        .plan = {.variant_idx = find_variant(op, false),
                  .cluster_m = 1,
                  .cluster_n = 2,
                  .group_m = 3},
@@ -365,6 +375,31 @@ static void test_tuned_plans_come_first(void **state)
     imbrex_device_close(device);
 }
 
+/* Catches a plan of kernels that the device does not run being taken from a table, and one of those
+ * that it runs being refused. */
+static void test_portable_plans(void **state)
+{
+    (void)state;
+    struct imbrex_tune_row rows[] = {row_of(IMBREX_KERNEL_OP_GEMM_SWIGLU, 512, true),
+                                     row_of(IMBREX_KERNEL_OP_GEMM_SWIGLU, 1024, true)};
+    struct imbrex_device *device = NULL;
+    struct imbrex_tune_key key;
+
+    rows[1].plan.variant_idx = find_variant(IMBREX_KERNEL_OP_GEMM_SWIGLU, true);
+    rows[1].plan.cluster_n = 1;
+    fake_reset();
+    fake.compute_major = 8;
+    struct driver driver = fake_table();
+    assert_int_equal(cuda_device_create(&driver, 0, NULL, &device, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_tune_key_read(device, &key, NULL), IMBREX_STATUS_OK);
+    device->tuned = table_of(&key, rows, 2);
+    struct imbrex_kernel_plan plan = chosen(device, IMBREX_KERNEL_OP_GEMM_SWIGLU, 512, 4864, 896);
+    assert_false(is_tuned(&plan, &rows[0]));
+    plan = chosen(device, IMBREX_KERNEL_OP_GEMM_SWIGLU, 1024, 4864, 896);
+    assert_true(is_tuned(&plan, &rows[1]));
+    imbrex_device_close(device);
+}
+
 /* Catches the file of a card that is not found in its folder, a folder that is required to be
  * there, and a file that is required and may be missing. */
 static void test_folders(void **state)
@@ -643,6 +678,7 @@ int run_tune_table_tests(void)
         cmocka_unit_test(test_other_keys),
         cmocka_unit_test(test_file_names),
         cmocka_unit_test(test_tuned_plans_come_first),
+        cmocka_unit_test(test_portable_plans),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_files_that_are_no_tables),
         cmocka_unit_test(test_changed_bytes),

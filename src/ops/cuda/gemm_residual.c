@@ -352,7 +352,6 @@ static enum imbrex_status launch(struct backend_cuda *cuda, const struct residua
 static enum imbrex_status launch_portable(struct backend_cuda *cuda,
                                           const struct residual_product *product)
 {
-    struct tile_machine machine = cuda_device_machine(cuda->device);
     struct tile_problem problem = {
         .form = TILE_FORM_PLAIN, .m = product->m, .columns = product->n, .k = product->k};
     struct gemm_mma_params params = {.a = product->a,
@@ -370,7 +369,7 @@ static enum imbrex_status launch_portable(struct backend_cuda *cuda,
     int32_t begin, end;
 
     kernel_table_range(IMBREX_KERNEL_OP_GEMM, &begin, &end);
-    TRY(tile_choose(&machine, &problem, begin, end, &plan, &cuda->error));
+    TRY(cuda_device_choose(cuda->device, &problem, begin, end, &plan, &cuda->error));
     return gemm_mma_launch(cuda->device, &plan, &params, cuda->stream, &cuda->error);
 }
 

@@ -132,7 +132,8 @@ const struct imbrex_tune_row *imbrex_tune_table_find(const struct imbrex_tune_ta
     return row_idx < 0 ? NULL : &table->rows[row_idx];
 }
 
-/* Whether the plan computes the shape on a GPU like the key's. */
+/* Whether the plan computes the shape on a GPU like the key's. Which kernels that one runs, the
+ * device decides that looks a plan up. */
 static enum imbrex_status check_row(const struct imbrex_tune_table *table,
                                     const struct imbrex_tune_row *row, struct imbrex_error *err)
 {
@@ -146,6 +147,7 @@ static enum imbrex_status check_row(const struct imbrex_tune_table *table,
     }
     TRY(kernel_shape_problem(&row->shape, &problem, err));
     TRY(kernel_plan_tile(row->shape.op, &row->plan, &tile, err));
+    machine.is_portable = kernel_table_at(tile.kernel_idx)->is_portable;
     return tile_check(&machine, &problem, &tile, err);
 }
 
