@@ -35,15 +35,28 @@ struct imbrex_device_options {
      * launch); they wait for its results before they touch memory, but for weights that the caller
      * calls settled. */
     bool overlap_launches;
+    /* A GPU of compute capability 9.0 too uses the kernels of all others from 8.0 on, as the driver
+     * compiles them: to test and to compare them. */
+    bool portable_kernels;
+    /* Plans that imbrex tune measured, which go before the library's own table: a file, or a folder
+     * in which the file of this card is looked for (imbrex_tune_file_name). NULL: none. A table
+     * whose key is another one is never used; the log is told why in one line. */
+    const char *tuned;
+    /* What if `tuned` is not there or is no table. False: the device is not opened. True: the log
+     * is told if it is no table, and the device is opened without. */
+    bool tuned_is_optional;
+    imbrex_log_fn *log; /* NULL: silent. Called while the device is opened alone */
+    void *log_user;
 };
 
 IMBREX_API struct imbrex_device_options imbrex_device_options_default(void);
 
-/* Opens GPU number device_idx, counted as CUDA counts them. `options` may be NULL. Nothing is
- * compiled; kernels are loaded when first launched.
+/* Opens GPU number device_idx, counted as CUDA counts them. `options` may be NULL. Kernels are
+ * loaded when first launched. Those for Hopper (compute capability 9.0) and 8.x are machine code;
+ * other GPUs' driver compiles them then, which takes it seconds once: it keeps what it made.
  * UNSUPPORTED, with the reason, if this build has no CUDA kernels, there is no driver, it is older
- * than release 580, or the GPU is not of compute capability 9.0; NOT_FOUND for a number beyond the
- * last GPU. */
+ * than release 580, or the GPU is of a compute capability below 8.0; NOT_FOUND for a number beyond
+ * the last GPU. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_device_open(
     int32_t device_idx, const struct imbrex_device_options *options, struct imbrex_device **device,
     struct imbrex_error *err);
@@ -60,6 +73,8 @@ struct imbrex_device_info {
     int64_t l2_bytes;
     int64_t kernel_image_bytes; /* of the kernels loaded so far */
     int64_t kernel_load_ns;     /* what loading them took, together */
+    const char *tuned;          /* file of the tuned plans in use, the device's; NULL: none are */
+    int32_t num_tuned;          /* plans in it that go before the library's own choice */
 };
 
 IMBREX_API void imbrex_device_describe(const struct imbrex_device *device,
@@ -69,10 +84,10 @@ IMBREX_API void imbrex_device_describe(const struct imbrex_device *device,
 
 /* How the bf16 matrix kernels want their matrices (the copy engine's rules, TMA): row-major, base
  * addresses multiples of 16 bytes, row strides multiples of 8 elements and at least the width; the
- * width of D a multiple of 8, that of A and the weights any where the strides allow it. Memory is
- * the device's own, or host memory that is registered with CUDA, whole from the first element to
- * the last; where it lies is looked at when a matrix (address, shape and strides) is new to the
- * device. Outputs overlap no input. */
+ * width of D a multiple of 8 (any of the portable kernels), that of A and the weights any where the
+ * strides allow it. Memory is the device's own, or host memory that is registered with CUDA, whole
+ * from the first element to the last; where it lies is looked at when a matrix (address, shape and
+ * strides) is new to the device. Outputs overlap no input. */
 
 enum imbrex_activation {
     IMBREX_ACTIVATION_SILU,      /* x / (1 + exp(-alpha * x)) */
@@ -184,13 +199,14 @@ enum imbrex_kernel_op { IMBREX_KERNEL_OP_GEMM_SWIGLU, IMBREX_KERNEL_OP_GEMM };
 /* A compiled kernel: one tile size and one schedule. */
 struct imbrex_kernel_variant {
     const char *name;     /* static storage */
-    const char *schedule; /* "pingpong" or "cooperative" */
+    const char *schedule; /* "pingpong" or "cooperative"; "multistage" if portable */
     bool is_split;        /* for shapes that are, and only for these */
     bool is_general;      /* likewise */
     int32_t block_m;      /* rows of A and D in a tile */
     int32_t block_n;      /* rows of weights in a tile; of gemm_swiglu, gate and up together */
     int32_t num_stages;
     int32_t shared_bytes;
+    bool is_portable; /* for compute capability 8.0 and newer; else for 9.0 alone */
 };
 
 /* The variants of an op are numbered [0, count). */
@@ -232,9 +248,11 @@ IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_check(
     const struct imbrex_kernel_plan *plan, struct imbrex_error *err);
 
 #define IMBREX_KERNEL_ANY_VARIANT (-1)
+#define IMBREX_KERNEL_ANY_UNTUNED (-2) /* of all variants, as if there were no tuned plans */
 
-/* The plan that is expected to be the fastest: of all variants, where choices that were measured go
- * before the cost model, or of one, by the cost model alone. UNSUPPORTED if there is none. */
+/* The plan that is expected to be the fastest: of all variants, where a tuned plan goes before the
+ * choices that the library was measured with, and these before the cost model; or of one variant,
+ * by the cost model alone. UNSUPPORTED if there is none. */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_kernel_choose(
     const struct imbrex_device *device, const struct imbrex_kernel_shape *shape,
     int32_t variant_idx, struct imbrex_kernel_plan *plan, struct imbrex_error *err);
@@ -283,6 +301,86 @@ struct imbrex_cpu_gemm_params {
 };
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_cpu_gemm(
     struct imbrex_cpu *cpu, const struct imbrex_cpu_gemm_params *params, struct imbrex_error *err);
+
+/* ---- tuned plans ----------------------------------------------------------------------------- */
+
+/* Plans that were measured on this machine; see imbrex_device_options.tuned. A table holds what was
+ * measured of each shape, also where nothing was faster than the choice without it, so that a run
+ * that was ended can go on. Files are JSON, and name kernels by their symbols. */
+struct imbrex_tune_table;
+
+/* What a table was measured on. It is used where all of this is the same. */
+struct imbrex_tune_key {
+    char gpu[128];              /* name of the card */
+    char driver[64];            /* its release, "580.159.04"; "" where NVML does not tell */
+    char version[32];           /* of the library */
+    int32_t num_sms;            /* a part of a card (MIG) has fewer */
+    int32_t compute_capability; /* 90 is 9.0 */
+    int32_t driver_version;     /* of CUDA: 13000 is 13.0 */
+    int32_t max_clock_mhz;      /* of the SMs */
+    int32_t power_limit_watts;  /* 0 where NVML does not tell */
+};
+
+/* Asks driver and NVML, which takes milliseconds. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_tune_key_read(struct imbrex_device *device,
+                                                                   struct imbrex_tune_key *key,
+                                                                   struct imbrex_error *err);
+#define IMBREX_TUNE_NAME_BYTES 192
+/* "nvidia-h200-132sm-1980mhz-700w.json": what a folder of tables calls that of a card. A table for
+ * another driver or version has the same name, and is told as such. */
+IMBREX_API void imbrex_tune_file_name(const struct imbrex_tune_key *key,
+                                      char name[IMBREX_TUNE_NAME_BYTES]);
+
+/* What was measured of a shape. */
+struct imbrex_tune_row {
+    struct imbrex_kernel_shape shape; /* is_split is false */
+    struct imbrex_kernel_plan plan;   /* the fastest but for the choice without a table */
+    double us, default_us;            /* of a call: with the plan, and with that choice; medians */
+    double gain;                      /* default_us / us, median of runs side by side */
+    bool is_faster;                   /* beyond chance: then the plan is used */
+};
+
+/* Sets us, default_us, gain and is_faster from times that were taken in turns: us[i] next to
+ * default_us[i], num_pairs >= 1 of them, microseconds. Faster is a plan that gains at least 0.2 %
+ * in the median and won four of five pairs; of less than ten pairs, all. */
+IMBREX_API void imbrex_tune_judge(const double *us, const double *default_us, int32_t num_pairs,
+                                  struct imbrex_tune_row *row);
+
+/* An empty table. OUT_OF_MEMORY. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_tune_table_create(
+    const struct imbrex_tune_key *key, struct imbrex_tune_table **table, struct imbrex_error *err);
+/* Reads a file. NOT_FOUND: there is none; IO; FORMAT: it is no table, or a row is wrong, which the
+ * message names; UNSUPPORTED: the table's key is not `key`, and what differs. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_tune_table_open(
+    const char *path, const struct imbrex_tune_key *key, struct imbrex_tune_table **table,
+    struct imbrex_error *err);
+/* NULL does nothing. */
+IMBREX_API void imbrex_tune_table_destroy(struct imbrex_tune_table *table);
+
+IMBREX_API int32_t imbrex_tune_table_count(const struct imbrex_tune_table *table);
+/* Row row_idx of [0, count): a view, until the table is changed. */
+IMBREX_API const struct imbrex_tune_row *imbrex_tune_table_at(const struct imbrex_tune_table *table,
+                                                              int32_t row_idx);
+/* The row of exactly this shape, or NULL: a view, as above. */
+IMBREX_API const struct imbrex_tune_row *imbrex_tune_table_find(
+    const struct imbrex_tune_table *table, const struct imbrex_kernel_shape *shape);
+/* Adds a row, in place of the one of the same shape. INVALID_ARGUMENT for a plan that is none;
+ * CAPACITY beyond 16,384 rows; OUT_OF_MEMORY. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_tune_table_set(
+    struct imbrex_tune_table *table, const struct imbrex_tune_row *row, struct imbrex_error *err);
+/* Writes the file whole or not at all, over one that is there. IO if it cannot be created, OUTPUT
+ * if it cannot be written, INVALID_ARGUMENT if the path is a folder or another run writes it. */
+IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_tune_table_write(
+    const struct imbrex_tune_table *table, const char *path, struct imbrex_error *err);
+
+/* ---- baseline -------------------------------------------------------------------------------- */
+
+/* The rule for the width of slices of intermediate_size, each computed as two products and an
+ * activation, that `imbrex bench ops` measures against: by the GPU's name 1024 on H100 and H200
+ * for several tokens and 512 for one, 512 and 256 on A100, 256 elsewhere; twice as much for weights
+ * of 8 bits; halved until it divides intermediate_size >= 1. */
+IMBREX_API int32_t imbrex_slice_width(const char *gpu_name, int32_t num_tokens,
+                                      int32_t intermediate_size, int32_t weight_bits);
 
 #ifdef __cplusplus
 }

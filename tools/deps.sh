@@ -64,6 +64,7 @@ has_tool ar || need binutils
     need libpcre2-dev
 { [ -n "$cc" ] && has_library "$cc" openssl/sha.h -lcrypto; } || need libssl-dev
 { [ -n "$cc" ] && has_library "$cc" zstd.h -lzstd; } || need libzstd-dev
+{ [ -n "$cc" ] && has_library "$cc" xxhash.h; } || need libxxhash-dev
 
 if [ "$level" != build ]; then
     cmocka_headers="stdarg.h stddef.h stdint.h setjmp.h cmocka.h"

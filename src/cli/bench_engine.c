@@ -194,6 +194,7 @@ static const struct option_spec bench_options[] = {
      .help = "run the load with and without batch invariance in turns, three times each, and show "
              "what it costs; closed loop only",
      .offset = offsetof(struct bench_settings, compare_invariant)},
+    ENGINE_OPTION_KV_TIERS(struct bench_settings),
     ENGINE_OPTIONS_GPU(struct bench_settings),
     ENGINE_OPTION_INVARIANT(struct bench_settings),
     ENGINE_OPTION_THREADS(struct bench_settings),
@@ -555,8 +556,12 @@ static int create_engine(struct bench_state *state, struct imbrex_engine_options
 static int create_engines(struct bench_state *state)
 {
     struct imbrex_engine_options options;
+    char kv_folder[ENGINE_MAX_PATH_BYTES];
     int exit_code = choose_engine_options(state, &options);
 
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_choose_tiers(&state->settings->engine, kv_folder, &options);
+    }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = create_engine(state, &options, &state->engine);
     }

@@ -8,9 +8,10 @@ import unittest
 
 from support import TestCase, run
 
-OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "weights", "numerics", "pairs",
-           "replay-ms", "clock", "energy-ms", "group-m", "no-overlap", "cublaslt", "output", "help",
-           "dtype", "cpu", "threads", "no-roofs"}
+OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "baselines", "streams", "tuned",
+           "weights", "numerics", "pairs", "replay-ms", "clock", "energy-ms", "group-m",
+           "no-overlap", "portable", "cublaslt", "output", "help", "dtype", "cpu", "threads",
+           "no-roofs", "activation", "rounding", "interleave", "bias"}
 CPU_OPS = ["embedding", "rmsnorm", "qkv_proj", "rope_kv", "attention", "o_proj", "down_proj",
            "gemm_swiglu", "lm_head"]
 
@@ -68,8 +69,8 @@ class BenchOps(TestCase):
     def test_options_of_the_other_device(self):
         for option in (["--plans", "all"], ["--weights", "separate"], ["--numerics"],
                        ["--replay-ms", "1"], ["--clock", "burst"], ["--energy-ms", "1"],
-                       ["--group-m", "1"], ["--no-overlap"], ["--cublaslt", "x.so"],
-                       ["--op", "gemm"]):
+                       ["--group-m", "1"], ["--no-overlap"], ["--portable"],
+                       ["--cublaslt", "x.so"], ["--op", "gemm"]):
             self.refused(["--device", "cpu", *option], option[0], "--device cuda")
         for option in (["--dtype", "bf16"], ["--cpu", "ref"], ["--threads", "1"],
                        ["--no-roofs"], ["--op", "lm_head"]):

@@ -59,6 +59,9 @@ static const struct mix crowded = {.device = "cuda",
                                    .num_at_once = MAX_CASES,
                                    .has_cache = true};
 
+/* Of all mixes. */
+static uint32_t mix_ablations;
+
 static struct imbrex_engine *create_engine(struct imbrex_model *model, const struct mix *mix)
 {
     struct imbrex_error err;
@@ -71,7 +74,7 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     options.max_running = mix->max_running;
     options.max_step_tokens = mix->max_step_tokens;
     options.batch_invariant = mix->batch_invariant ? IMBREX_INVARIANCE_ON : IMBREX_INVARIANCE_OFF;
-    options.ablations = mix->ablations;
+    options.ablations = mix->ablations | mix_ablations;
     options.kv_policy = mix->has_cache ? NULL : "none";
     golden_check(imbrex_engine_create(model, &options, &engine, &err), &err);
     return engine;
@@ -144,6 +147,7 @@ static uint64_t run_mix(struct imbrex_model *model, const struct mix *mix,
     }
     imbrex_engine_read_metrics(engine, &metrics);
     assert_int_equal(metrics.kv_num_free, metrics.kv_num_blocks);
+    assert_int_equal(metrics.forward_time.num_values, metrics.num_steps); /* the GPU's time */
     imbrex_engine_destroy(engine);
     return metrics.num_preemptions;
 }
@@ -238,8 +242,8 @@ static void test_cpu_ids(void **state)
     check_against_cpu(QWEN, 48);
 }
 
-static void check_golden(const char *path, const int32_t *prompt_ids, int32_t num_prompt_ids,
-                         const int32_t *expected, int32_t num_expected)
+static void check_golden(const char *path, uint32_t ablations, const int32_t *prompt_ids,
+                         int32_t num_prompt_ids, const int32_t *expected, int32_t num_expected)
 {
     struct mix mix = roomy;
     struct imbrex_model *model = golden_open(path);
@@ -247,6 +251,7 @@ static void check_golden(const char *path, const int32_t *prompt_ids, int32_t nu
     assert_non_null(found);
     mix.compute = IMBREX_COMPUTE_F32;
     mix.batch_invariant = false;
+    mix.ablations = ablations;
     struct imbrex_engine *engine = create_engine(model, &mix);
     assert_int_equal(golden_greedy(engine, model, prompt_ids, num_prompt_ids, num_expected, found),
                      num_expected);
@@ -256,30 +261,50 @@ static void check_golden(const char *path, const int32_t *prompt_ids, int32_t nu
     free(found);
 }
 
-/* Catches: a text that differs from the published one, on graphs. */
-static void test_goldens(void **state)
+static void check_goldens(uint32_t ablations)
 {
-    (void)state;
     json_t *root = golden_read_json(STORIES_FOLDER "/greedy_golden.json");
     json_t *qwen = golden_read_json(QWEN "/golden.json");
     json_t *prompts = json_object_get(qwen, "prompts");
     int32_t num_ids, num_expected;
     int32_t *ids = golden_ids(json_object_get(root, "prompt_ids"), &num_ids);
     int32_t *expected = golden_ids(json_object_get(root, "ids"), &num_expected);
-    check_golden(STORIES, ids, num_ids, expected, num_expected);
-    check_golden(STORIES_FOLDER, ids, num_ids, expected, num_expected);
+    check_golden(STORIES, ablations, ids, num_ids, expected, num_expected);
+    check_golden(STORIES_FOLDER, ablations, ids, num_ids, expected, num_expected);
     free(ids);
     free(expected);
     for (size_t i = 0; i < json_array_size(prompts); i++) {
         json_t *prompt = json_array_get(prompts, i);
         ids = golden_ids(json_object_get(prompt, "prompt_ids"), &num_ids);
         expected = golden_ids(json_object_get(prompt, "fp32_greedy_ids"), &num_expected);
-        check_golden(QWEN, ids, num_ids, expected, num_expected);
+        check_golden(QWEN, ablations, ids, num_ids, expected, num_expected);
         free(ids);
         free(expected);
     }
     json_decref(root);
     json_decref(qwen);
+}
+
+/* Catches: a text that differs from the published one, on graphs; by the kernels of other GPUs
+ * too. */
+static void test_goldens(void **state)
+{
+    (void)state;
+    check_goldens(0);
+    check_goldens(IMBREX_ABLATE_HOPPER);
+}
+
+/* Catches: what test_mixed_* and test_cpu_ids do, in the kernels of other GPUs. */
+static void test_portable(void **state)
+{
+    static const char *const paths[] = {STORIES, QWEN, RANDOM_SMALL};
+    (void)state;
+    mix_ablations = IMBREX_ABLATE_HOPPER;
+    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+        check_mixed(paths[i], IMBREX_COMPUTE_BF16, 48);
+    }
+    check_against_cpu(STORIES, 48);
+    mix_ablations = 0;
 }
 
 /* ---- graphs and overlap ---- */
@@ -705,10 +730,11 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mixed_stories), cmocka_unit_test(test_mixed_qwen),
         cmocka_unit_test(test_mixed_random),  cmocka_unit_test(test_cpu_ids),
-        cmocka_unit_test(test_goldens),       cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_graphs_of_few), cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_steady_step),   cmocka_unit_test(test_lost_device),
-        cmocka_unit_test(test_too_large),     cmocka_unit_test(test_device_names),
+        cmocka_unit_test(test_goldens),       cmocka_unit_test(test_portable),
+        cmocka_unit_test(test_graphs),        cmocka_unit_test(test_graphs_of_few),
+        cmocka_unit_test(test_overlap),       cmocka_unit_test(test_steady_step),
+        cmocka_unit_test(test_lost_device),   cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_device_names),
     };
     struct imbrex_error err = {0};
     struct device *device = NULL;

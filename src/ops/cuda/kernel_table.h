@@ -3,6 +3,7 @@
 #ifndef IMBREX_OPS_CUDA_KERNEL_TABLE_H
 #define IMBREX_OPS_CUDA_KERNEL_TABLE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -11,18 +12,32 @@
 
 /* How the weights reach a kernel; see kernels/gemm_swiglu_params.h. */
 enum tile_form {
-    TILE_FORM_PAIR,  /* gate and up interleaved by 8 rows out of one view of both */
-    TILE_FORM_SPLIT, /* gate and up through a tensor map each */
-    TILE_FORM_PLAIN, /* one matrix, no activation */
+    TILE_FORM_PAIR,          /* gate and up interleaved by 8 rows out of one view of both */
+    TILE_FORM_SPLIT,         /* gate and up through a tensor map each; portable: any two matrices */
+    TILE_FORM_PLAIN,         /* one matrix, no activation */
+    TILE_FORM_GENERAL_PAIR,  /* as pair, with biases and any gating */
+    TILE_FORM_GENERAL_SPLIT, /* as split, likewise */
 };
 
-enum tile_schedule { TILE_SCHEDULE_pingpong, TILE_SCHEDULE_cooperative };
+static inline enum tile_form tile_fused_form(bool is_split, bool is_general)
+{
+    return is_general ? (is_split ? TILE_FORM_GENERAL_SPLIT : TILE_FORM_GENERAL_PAIR)
+                      : (is_split ? TILE_FORM_SPLIT : TILE_FORM_PAIR);
+}
+
+enum tile_schedule {
+    TILE_SCHEDULE_pingpong,
+    TILE_SCHEDULE_cooperative,
+    TILE_SCHEDULE_multistage, /* the portable kernels, see kernels/gemm_mma.cu */
+};
 
 struct kernel_variant {
     const char *name; /* the symbol */
     enum kernel_image image;
     enum tile_form form;
     enum tile_schedule schedule;
+    bool is_portable; /* for compute capability 8.0 and newer; else for 9.0 alone */
+    int32_t num_threads;
     int32_t block_m, block_n, num_stages, num_slots;
     int32_t shared_bytes;
     size_t params_bytes;
