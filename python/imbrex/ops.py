@@ -4,7 +4,7 @@
     y = imbrex.ops.swiglu(x, gate, up)        silu(x @ gate.T) * (x @ up.T), neither product stored
     y = imbrex.ops.linear(x, weight, bias)    x @ weight.T + bias
 
-They take bf16 tensors on a Hopper GPU, on the current stream of the tensor's device, and bf16 or
+They take bf16 tensors on a GPU of compute capability 8.0 or later, on the current stream of the tensor's device, and bf16 or
 fp32 tensors on a CPU. They may be captured into CUDA graphs, stand in torch.compile(fullgraph=True)
 and have no backward. Tensors are taken with the strides that they have as long as elements of a row
 follow each other (the GPU wants 16-byte aligned rows too); what would need a copy is refused with
