@@ -4,11 +4,11 @@
     y = imbrex.ops.swiglu(x, gate, up)        silu(x @ gate.T) * (x @ up.T), neither product stored
     y = imbrex.ops.linear(x, weight, bias)    x @ weight.T + bias
 
-They take bf16 tensors on a GPU of compute capability 8.0 or later, on the current stream of the tensor's device, and bf16 or
-fp32 tensors on a CPU. They may be captured into CUDA graphs, stand in torch.compile(fullgraph=True)
-and have no backward. Tensors are taken with the strides that they have as long as elements of a row
-follow each other (the GPU wants 16-byte aligned rows too); what would need a copy is refused with
-the reason.
+They take bf16 tensors on a GPU of compute capability 8.0 or later, on the current stream of the
+tensor's device, and bf16 or fp32 tensors on a CPU. They may be captured into CUDA graphs, stand in
+torch.compile(fullgraph=True) and have no backward. Tensors are taken with the strides that they
+have as long as elements of a row follow each other (the GPU wants 16-byte aligned rows too); what
+would need a copy is refused with the reason.
 
 Threads: any; calls for one device take turns for the few microseconds of a launch. Failures of the
 library are imbrex.Error; tensors that do not fit together are ValueError or TypeError.
