@@ -3,7 +3,7 @@
 """The table of arXiv 2607.02521 on one GPU, in one process, through the Python operators.
 
 usage: paper.py run -o FILE [--shapes 0.5B,7B] [--tokens 128,1024] [--parts cells,numerics,...]
-       paper.py report FILE... [--table FILE] [--plots PREFIX]
+       paper.py report FILE... [--table FILE | --into FILE] [--plots PREFIX]
 
 `run` needs a Hopper GPU, PyTorch and Triton, and takes its time in this order, until --budget is
 spent: every way of computing D = silu(A gate^T) * (A up^T) on every cell (part cells), mismatches
@@ -551,7 +551,7 @@ def table_lines(report):
     lines = [f"{report['gpu']}, driver {report['driver']}, torch {report['torch']}, Triton "
              f"{report['triton']}, {report['date'][:10]}, commit {report['commit']}; "
              f"{report['rounds']} rounds, replays of {report['sample_ms']:g} ms "
-             f"({report['file']}):"]
+             f"([{report['file']}](../bench/results/{report['file']})):"]
     for part in ("cells", "compile", "autotune"):
         rows = sorted(report.get(part, []), key=cell_key)
         if not rows:
@@ -659,10 +659,27 @@ def write_plots(report, prefix):
     save_plot(pyplot, figure, prefix, "mismatch")
 
 
+def replace_section(path, text):
+    """Puts the tables between the two marks of a document."""
+    begin, end = "<!-- paper-tables: begin -->\n", "<!-- paper-tables: end -->"
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = file.read()
+    except (OSError, ValueError) as error:
+        sys.exit(f"paper.py: {path}: {error}")
+    if document.count(begin) != 1 or end not in document.split(begin)[1]:
+        sys.exit(f"paper.py: {path}: expected one section between the marks paper-tables")
+    before, rest = document.split(begin)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(before + begin + "\n" + text + "\n" + rest[rest.index(end):])
+
+
 def command_report(options):
     reports = merged(options.files)
     text = "\n\n".join("\n".join(table_lines(report)) for report in reports) + "\n"
-    if options.table:
+    if options.into:
+        replace_section(options.into, text)
+    elif options.table:
         with open(options.table, "w", encoding="utf-8") as file:
             file.write(text)
     else:
@@ -713,6 +730,8 @@ def parse_arguments():
     report = commands.add_parser("report", help="tables and plots of what was measured")
     report.add_argument("files", nargs="+", metavar="FILE")
     report.add_argument("--table", metavar="FILE", help="Markdown; else standard output")
+    report.add_argument("--into", metavar="FILE",
+                        help="the document whose section paper-tables becomes these tables")
     report.add_argument("--plots", metavar="PREFIX", help="PREFIX-speed-up.png and so on")
     report.set_defaults(command=command_report)
     options = parser.parse_args()

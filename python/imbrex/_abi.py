@@ -73,8 +73,10 @@ class EngineOptions(ctypes.Structure):
         ("num_threads", c_int32), ("context_size", c_int32), ("kv_cache_tokens", c_int32),
         ("max_running", c_int32), ("max_step_tokens", c_int32), ("max_waiting", c_int32),
         ("priority_step_ns", c_int64), ("batch_invariant", c_enum), ("kv_policy", c_char_p),
+        ("kv_host_bytes", c_size_t), ("kv_disk_path", c_char_p), ("kv_disk_bytes", c_size_t),
         ("cpu_features", c_uint32), ("device", c_char_p), ("compute", c_enum),
-        ("ablations", c_uint32), ("load_progress", c_void_p), ("load_user", c_void_p),
+        ("tuned", c_char_p), ("tuned_is_optional", c_bool), ("ablations", c_uint32),
+        ("load_progress", c_void_p), ("load_user", c_void_p),
         ("range_begin", c_void_p), ("range_end", c_void_p), ("range_user", c_void_p),
     ]
 
@@ -84,7 +86,8 @@ class MemoryPlan(ctypes.Structure):
     _fields_ = [
         ("weight_bytes", c_size_t), ("converted_bytes", c_size_t),
         ("device_weight_bytes", c_size_t), ("kv_bytes", c_size_t),
-        ("activation_bytes", c_size_t), ("batch_bytes", c_size_t), ("kv_block_size", c_int32),
+        ("activation_bytes", c_size_t), ("batch_bytes", c_size_t), ("kv_host_bytes", c_size_t),
+        ("kv_disk_bytes", c_size_t), ("kv_block_size", c_int32),
         ("kv_num_blocks", c_int32), ("context_size", c_int32), ("max_step_tokens", c_int32),
         ("max_running", c_int32), ("max_waiting", c_int32), ("num_threads", c_int32),
         ("kernels", c_char_p), ("device", c_char_p), ("device_idx", c_int32),
@@ -135,7 +138,8 @@ class RequestMetrics(ctypes.Structure):
     c_name = "imbrex_request_metrics"
     _fields_ = [
         ("num_prompt_tokens", c_int32), ("num_generated_tokens", c_int32),
-        ("num_cached_tokens", c_int32), ("num_preemptions", c_int32), ("queue_ns", c_int64),
+        ("num_cached_tokens", c_int32), ("num_host_tokens", c_int32),
+        ("num_disk_tokens", c_int32), ("num_preemptions", c_int32), ("queue_ns", c_int64),
         ("prefill_ns", c_int64), ("decode_ns", c_int64), ("ttft_ns", c_int64),
         ("finish_reason", c_enum),
     ]
@@ -143,7 +147,11 @@ class RequestMetrics(ctypes.Structure):
 
 class DeviceOptions(ctypes.Structure):
     c_name = "imbrex_device_options"
-    _fields_ = [("max_tensor_maps", c_int32), ("overlap_launches", c_bool)]
+    _fields_ = [
+        ("max_tensor_maps", c_int32), ("overlap_launches", c_bool), ("portable_kernels", c_bool),
+        ("tuned", c_char_p), ("tuned_is_optional", c_bool), ("log", LogFunction),
+        ("log_user", c_void_p),
+    ]
 
 
 class DeviceInfo(ctypes.Structure):
@@ -151,7 +159,8 @@ class DeviceInfo(ctypes.Structure):
     _fields_ = [
         ("name", c_char * 128), ("device_idx", c_int32), ("compute_capability", c_int32),
         ("num_sms", c_int32), ("driver_version", c_int32), ("l2_bytes", c_int64),
-        ("kernel_image_bytes", c_int64), ("kernel_load_ns", c_int64),
+        ("kernel_image_bytes", c_int64), ("kernel_load_ns", c_int64), ("tuned", c_char_p),
+        ("num_tuned", c_int32),
     ]
 
 
@@ -188,7 +197,7 @@ class KernelVariant(ctypes.Structure):
     _fields_ = [
         ("name", c_char_p), ("schedule", c_char_p), ("is_split", c_bool),
         ("is_general", c_bool), ("block_m", c_int32), ("block_n", c_int32),
-        ("num_stages", c_int32), ("shared_bytes", c_int32),
+        ("num_stages", c_int32), ("shared_bytes", c_int32), ("is_portable", c_bool),
     ]
 
 

@@ -445,6 +445,9 @@ class Engine:
     context_size: tokens of one sequence; 0: what the model allows, up to 4096.
     kv_cache_tokens: of all sequences together; 0: context_size.
     kv_policy: which KV blocks stay for later requests; None: "lru".
+    kv_host_bytes, kv_disk_path, kv_disk_bytes: where blocks go that the cache has no room for: RAM,
+        and a folder that a later engine finds again.
+    tuned: on a GPU, a file or folder of plans that `imbrex tune` measured.
     batch_invariant: whether a request's bits may not depend on others; None: on on a CPU.
     compute: "auto", "f32" or "bf16" (GPU only).
     Raises Error: INVALID_ARGUMENT, UNSUPPORTED or OUT_OF_MEMORY.
@@ -453,7 +456,9 @@ class Engine:
     def __init__(self, model: Union[Model, str] = BUILTIN, *, device: str = "cpu",
                  num_threads: int = 0, context_size: int = 0, kv_cache_tokens: int = 0,
                  max_running: int = 0, max_step_tokens: int = 0, max_waiting: int = 0,
-                 kv_policy: Optional[str] = None, batch_invariant: Optional[bool] = None,
+                 kv_policy: Optional[str] = None, kv_host_bytes: int = 0,
+                 kv_disk_path: Optional[str] = None, kv_disk_bytes: int = 0,
+                 tuned: Optional[str] = None, batch_invariant: Optional[bool] = None,
                  compute: str = "auto") -> None:
         self._handle = c_void_p()
         self._lib = library()
@@ -469,7 +474,10 @@ class Engine:
             "kv_cache_tokens": kv_cache_tokens, "max_running": max_running,
             "max_step_tokens": max_step_tokens, "max_waiting": max_waiting,
             "batch_invariant": _INVARIANCE[batch_invariant], "compute": _COMPUTE[compute]})
+        _set_fields(options, {"kv_host_bytes": kv_host_bytes, "kv_disk_bytes": kv_disk_bytes})
         options.kv_policy = _c_text(kv_policy, "kv_policy")
+        options.kv_disk_path = _c_text(kv_disk_path, "kv_disk_path")
+        options.tuned = _c_text(tuned, "tuned")
         options.device = _c_text(device, "device")
         err = _abi.Error()
         check(self._lib.imbrex_engine_create(self.model._handle, byref(options),

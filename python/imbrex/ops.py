@@ -4,11 +4,11 @@
     y = imbrex.ops.swiglu(x, gate, up)        silu(x @ gate.T) * (x @ up.T), neither product stored
     y = imbrex.ops.linear(x, weight, bias)    x @ weight.T + bias
 
-They take bf16 tensors on a Hopper GPU, on the current stream of the tensor's device, and bf16 or
-fp32 tensors on a CPU. They may be captured into CUDA graphs, stand in torch.compile(fullgraph=True)
-and have no backward. Tensors are taken with the strides that they have as long as elements of a row
-follow each other (the GPU wants 16-byte aligned rows too); what would need a copy is refused with
-the reason.
+They take bf16 tensors on a GPU of compute capability 8.0 or later, on the current stream of the
+tensor's device, and bf16 or fp32 tensors on a CPU. They may be captured into CUDA graphs, stand in
+torch.compile(fullgraph=True) and have no backward. Tensors are taken with the strides that they
+have as long as elements of a row follow each other (the GPU wants 16-byte aligned rows too); what
+would need a copy is refused with the reason.
 
 Threads: any; calls for one device take turns for the few microseconds of a launch. Failures of the
 library are imbrex.Error; tensors that do not fit together are ValueError or TypeError.
@@ -46,12 +46,30 @@ class _Handle:
         self.lock = threading.Lock()
 
 
+class _Device(_Handle):
+    """What a launch on a GPU is told, written under the lock and used again: a call in a model
+    finds neither its code nor its data in the caches, so each object it does without counts."""
+
+    def __init__(self, pointer: c_void_p) -> None:
+        super().__init__(pointer)
+        self.err = _abi.Error()
+        self.err_ref = byref(self.err)
+        self.swiglu = _abi.GemmSwigluParams()
+        self.swiglu_ref = byref(self.swiglu)
+        self.call_swiglu = library().imbrex_gemm_swiglu
+        # Of the fields that hardly ever change: what they hold now.
+        self.semantics: tuple[Any, ...] = (0, 0, 0.0, 0.0, 0.0, 0)
+        self.gemm = _abi.GemmParams()
+        self.gemm_ref = byref(self.gemm)
+        self.call_gemm = library().imbrex_gemm
+
+
 _open_lock = threading.Lock()
-_devices: dict[int, _Handle] = {}
+_devices: dict[int, _Device] = {}
 _cpus: dict[int, _Handle] = {}  # by number of threads
 
 
-def _device(device_idx: int) -> _Handle:
+def _device(device_idx: int) -> _Device:
     """Opened at first use and kept: graphs that hold its launches may be replayed until the end."""
     handle = _devices.get(device_idx)
     if handle is None:
@@ -62,7 +80,7 @@ def _device(device_idx: int) -> _Handle:
                 err = _abi.Error()
                 check(library().imbrex_device_open(device_idx, None, byref(pointer), byref(err)),
                       err)
-                handle = _devices[device_idx] = _Handle(pointer)
+                handle = _devices[device_idx] = _Device(pointer)
     return handle
 
 
@@ -172,12 +190,18 @@ def choose_plan(num_tokens: int, in_features: int, out_features: int, *, op: str
                 best.cluster_m, best.cluster_n, best.group_m, best.num_tiles_n, best.expected_us)
 
 
-def _plan_struct(plan: Sequence[int]) -> Optional[_abi.KernelPlan]:
+def _plan_ref(plan: Sequence[int]) -> Any:
+    """What a launch is given; None: the library chooses."""
     if not plan:
         return None
     if len(plan) != 5:
         raise ValueError(f"plan: expected 5 numbers, see Plan.as_list, found {len(plan)}")
-    return _abi.KernelPlan(*plan)
+    return byref(_abi.KernelPlan(*plan))
+
+
+# The stream that PyTorch's own kernels would go to, as a number.
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda device_idx: torch.cuda.current_stream(device_idx).cuda_stream)
 
 
 # ---- tensors ----------------------------------------------------------------------------------
@@ -319,28 +343,29 @@ def _swiglu_cuda(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor,
     num_tokens, a_stride = _rows("x", x)
     if num_tokens == 0 or size == 0:
         return d
+    gate_stride, up_stride = _rows("gate", gate)[1], _rows("up", up)[1]
     gate_bias, up_bias = _bias(gate_bias), _bias(up_bias)
-    params = _abi.GemmSwigluParams(
-        a=x.data_ptr(), gate=gate.data_ptr(), up=up.data_ptr(), d=d.data_ptr(),
-        a_stride=a_stride, gate_stride=_rows("gate", gate)[1], up_stride=_rows("up", up)[1],
-        d_stride=0, num_tokens=num_tokens, hidden_size=x.shape[-1], intermediate_size=size,
-        weights_settled=weights_settled, interleave_rows=interleave_rows,
-        gate_bias=_address(gate_bias), up_bias=_address(up_bias), interleave_biases=0,
-        rounding=rounding, gating=_abi.Gating(activation, alpha, limit, up_offset))
-    _launch(library().imbrex_gemm_swiglu, x.device, params, plan)
-    return d
-
-
-def _launch(function: Any, device: torch.device, params: ctypes.Structure,
-            plan: Sequence[int]) -> None:
-    handle = _device(device.index)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    chosen = _plan_struct(plan)
-    err = _abi.Error()
+    device_idx = x.get_device()
+    handle = _device(device_idx)
+    semantics = (interleave_rows, activation, alpha, limit, up_offset, rounding)
+    params = handle.swiglu
     with handle.lock:
-        status = function(handle.pointer, byref(params),
-                          None if chosen is None else byref(chosen), stream, byref(err))
-    check(status, err)
+        if semantics != handle.semantics:
+            params.interleave_rows, params.rounding = interleave_rows, rounding
+            params.gating = _abi.Gating(activation, alpha, limit, up_offset)
+            handle.semantics = semantics
+        params.a, params.a_stride = x.data_ptr(), a_stride
+        params.gate, params.gate_stride = gate.data_ptr(), gate_stride
+        params.up, params.up_stride = up.data_ptr(), up_stride
+        params.gate_bias, params.up_bias = _address(gate_bias), _address(up_bias)
+        params.d = d.data_ptr()
+        params.num_tokens, params.hidden_size = num_tokens, x.shape[-1]
+        params.intermediate_size, params.weights_settled = size, weights_settled
+        status = handle.call_swiglu(handle.pointer, handle.swiglu_ref, _plan_ref(plan),
+                                    _current_stream(device_idx), handle.err_ref)
+        if status:
+            check(status, handle.err)
+    return d
 
 
 def _gated(gate: torch.Tensor, up: torch.Tensor, activation: int, alpha: float, limit: float,
@@ -421,12 +446,21 @@ def _linear_cuda(x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Ten
     num_tokens, a_stride = _rows("x", x)
     if num_tokens == 0 or weight.shape[0] == 0:
         return d
+    b_stride = _rows("weight", weight)[1]
     bias = _bias(bias)
-    params = _abi.GemmParams(
-        a=x.data_ptr(), b=weight.data_ptr(), bias=_address(bias), d=d.data_ptr(),
-        a_stride=a_stride, b_stride=_rows("weight", weight)[1], d_stride=0, num_tokens=num_tokens,
-        in_features=x.shape[-1], out_features=weight.shape[0], weights_settled=weights_settled)
-    _launch(library().imbrex_gemm, x.device, params, plan)
+    device_idx = x.get_device()
+    handle = _device(device_idx)
+    params = handle.gemm
+    with handle.lock:
+        params.a, params.a_stride = x.data_ptr(), a_stride
+        params.b, params.b_stride = weight.data_ptr(), b_stride
+        params.bias, params.d = _address(bias), d.data_ptr()
+        params.num_tokens, params.in_features = num_tokens, x.shape[-1]
+        params.out_features, params.weights_settled = weight.shape[0], weights_settled
+        status = handle.call_gemm(handle.pointer, handle.gemm_ref, _plan_ref(plan),
+                                  _current_stream(device_idx), handle.err_ref)
+        if status:
+            check(status, handle.err)
     return d
 
 

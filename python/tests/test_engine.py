@@ -254,6 +254,25 @@ def test_score(engine):
     assert abs(result.choices[0].logprobs[0] + nll[-1]) < 1e-4
 
 
+# Fault: the tiers below the cache are not told of, or forget what an engine had.
+def test_kv_folder(tmp_path):
+    ids = [1] + [403, 407, 261, 378, 432, 383, 286] * 20
+    options = dict(num_threads=2, kv_host_bytes=1 << 22, kv_disk_path=str(tmp_path),
+                   kv_disk_bytes=1 << 26)
+    results = []
+    for _ in range(2):
+        with imbrex.Engine(**options) as engine:
+            assert engine.memory_plan()["kv_disk_bytes"] == 1 << 26
+            results.append(engine.generate(ids, max_tokens=4).result())
+    assert (results[0].num_cached_tokens, results[1].num_cached_tokens) == (0, 128)
+    assert results[0].text == results[1].text
+    with pytest.raises(imbrex.Error) as caught:
+        imbrex.Engine(**{**options, "kv_disk_path": "/none/there"})
+    assert "/none/there" in caught.value.message
+    with pytest.raises(imbrex.Error, match="kv_host_bytes"):
+        imbrex.Engine(kv_host_bytes=-1)
+
+
 # Fault: what the checkpoint and the engine tell is not what they have.
 def test_description(engine):
     described = engine.model.describe()

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from torch_cases import needs_transformers, torch, transformers
+from torch_cases import needs_gpu, needs_transformers, torch, transformers
 
 pytestmark = needs_transformers
 if torch is not None and transformers is not None:
@@ -155,3 +155,23 @@ def test_compile():
     assert sum("imbrex.swiglu" in name for name in seen) == 2
     hf.unpatch(model)
     torch.testing.assert_close(logits(compiled), before, rtol=1e-5, atol=1e-6)
+
+
+# Fault: on a GPU few tokens do not take the MLP's own forward, many do not take the fused one, or
+# the compiled model goes the wrong way for one of them.
+@needs_gpu
+def test_min_tokens():
+    model = make_model("Qwen2", hidden_size=256, intermediate_size=512).cuda().bfloat16()
+    mlp = model.model.layers[0].mlp
+    few, many = (torch.randn(1, count, 256, device="cuda", dtype=torch.bfloat16)
+                 for count in (15, 16))
+    with torch.inference_mode():
+        expected = mlp(few), mlp(many)
+        hf.patch(model)
+        compiled = torch.compile(mlp, dynamic=True, fullgraph=True)
+        assert torch.equal(mlp(few), expected[0])
+        assert not torch.equal(mlp(many), expected[1])
+        for x, found in ((few, compiled(few)), (many, compiled(many)), (many, mlp(many))):
+            torch.testing.assert_close(found, expected[0 if x is few else 1], rtol=0.05, atol=0.02)
+        hf.patch(model, min_tokens=0)
+        assert not torch.equal(mlp(few), expected[0])

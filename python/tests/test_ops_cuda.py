@@ -39,7 +39,7 @@ def test_swiglu(shape):
 def test_plans():
     x, gate, up = case(300, 896, 1040)
     expected = reference(x, gate, up)
-    schedules = {one["schedule"] for one in ops.variants()}
+    schedules = {one["schedule"] for one in ops.variants() if not one["is_portable"]}
     assert len(schedules) > 1
     for schedule in schedules:
         plan = ops.choose_plan(300, 896, 1040, schedule=schedule)

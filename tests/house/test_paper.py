@@ -95,6 +95,21 @@ class Paper(unittest.TestCase):
         output = self.report(make_report()).stdout
         self.assertIn("| 1 | 42-42 / 1.5-1.6 / 0.1-0.1 | 0.1-0.1 / 0.05-0.05 / 0-0 |", output)
 
+    def test_into(self):
+        """Catches a document that loses what stands around its tables, or an old table left in."""
+        mark = "<!-- paper-tables: {} -->\n"
+        path = self.write("page.md", f"before\n{mark.format('begin')}old\n{mark.format('end')}"
+                                     "after\n")
+        for _ in range(2):
+            self.assertEqual(self.report(make_report(), options=["--into", path]).returncode, 0)
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        self.assertTrue(text.startswith("before\n<!--") and text.endswith("-->\nafter\n"), text)
+        self.assertEqual((text.count("| 7B | 4096 |"), text.count("old")), (1, 0))
+        result = self.report(make_report(), options=["--into", self.write("none.md", "text\n")])
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("none.md: expected one section", result.stderr)
+
     def test_empty(self):
         """Catches a run whose budget was over at once and cannot be reported."""
         report = {**make_report(), "cells": [], "numerics": []}

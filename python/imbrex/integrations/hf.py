@@ -57,8 +57,11 @@ class _Fused:
 
     _imbrex_activation: str
     _imbrex_rounding: str
+    _imbrex_min_tokens: int
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda and x.numel() < self._imbrex_min_tokens * x.shape[-1]:
+            return super().forward(x)  # type: ignore
         gate, up = self.gate_proj, self.up_proj  # type: ignore
         gated = ops.swiglu(x, gate.weight, up.weight, gate_bias=gate.bias, up_bias=up.bias,
                            activation=self._imbrex_activation, rounding=self._imbrex_rounding)
@@ -131,9 +134,12 @@ def _problem(module: Any) -> Optional[str]:
     return None
 
 
-def patch(model: torch.nn.Module, *, rounding: str = "exact") -> PatchReport:
-    """Fuses the MLPs of a model, in place. Doing it again changes nothing but `rounding`.
+def patch(model: torch.nn.Module, *, rounding: str = "exact",
+          min_tokens: int = 16) -> PatchReport:
+    """Fuses the MLPs of a model, in place. Doing it again changes nothing but the two options.
 
+    min_tokens: on a GPU, an MLP of fewer tokens takes its own forward: there the product reads its
+        weights at the memory's rate and there is hardly anything to fuse. 0: always fused.
     rounding: "exact": fp32 between the products and the one rounding of the result;
         "match_unfused": rounded as the separate operations round, for runs that must repeat those.
     Returns which modules were patched and why others were not; raises nothing for those.
@@ -144,7 +150,7 @@ def patch(model: torch.nn.Module, *, rounding: str = "exact") -> PatchReport:
     report = PatchReport()
     for name, module in model.named_modules():
         if isinstance(module, _Fused):
-            module._imbrex_rounding = rounding
+            module._imbrex_rounding, module._imbrex_min_tokens = rounding, min_tokens
             report.patched.append(name)
             continue
         if not _is_known(module):
@@ -155,7 +161,7 @@ def patch(model: torch.nn.Module, *, rounding: str = "exact") -> PatchReport:
             continue
         module.__class__ = _fused_class(type(module))
         module._imbrex_activation = _ACTIVATIONS[type(module.act_fn).__name__]
-        module._imbrex_rounding = rounding
+        module._imbrex_rounding, module._imbrex_min_tokens = rounding, min_tokens
         report.patched.append(name)
     return report
 
@@ -165,7 +171,7 @@ def unpatch(model: torch.nn.Module) -> int:
     count = 0
     for module in model.modules():
         if isinstance(module, _Fused):
-            del module._imbrex_activation, module._imbrex_rounding
+            del module._imbrex_activation, module._imbrex_rounding, module._imbrex_min_tokens
             module.__class__ = type(module).__mro__[2]
             count += 1
     return count
