@@ -515,14 +515,11 @@ static void check_variants(int step)
                     require(imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) ==
                                 IMBREX_STATUS_OK,
                             "variant");
-                    plan.num_tiles_n =
-                        j >= 2 ? (int32_t)(product.n / 8 / (variant.block_n / 16 - 1)) : 0;
                     if (imbrex_kernel_check(device, &shape, &plan, NULL) != IMBREX_STATUS_OK) {
                         continue;
                     }
-                    snprintf(name, sizeof(name), "%s cluster %dx%d tiles %d, %s, gating %d",
-                             variant.name, (int)plan.cluster_m, (int)plan.cluster_n,
-                             (int)plan.num_tiles_n, layout_names[layout], g);
+                    snprintf(name, sizeof(name), "%s cluster %dx%d, %s, gating %d", variant.name,
+                             (int)plan.cluster_m, (int)plan.cluster_n, layout_names[layout], g);
                     if (!run_case(&product, &semantics, &plan, name)) {
                         continue;
                     }

@@ -21,8 +21,8 @@ __device__ __forceinline__ void round_pair(float &x, float &y)
     y = __uint_as_float(pair & 0xffff0000u);
 }
 
-/* 1 / (1 + 2^exponent). The factor keeps the argument of the reciprocal where its result is a normal
- * number. */
+/* 1 / (1 + 2^exponent). The factor keeps the argument of the reciprocal where its result is a
+ * normal number. */
 __device__ __forceinline__ float logistic(float exponent)
 {
     return reciprocal_approx(fmaf(exp2_approx(exponent), 0x1p-8f, 0x1p-8f)) * 0x1p-8f;
