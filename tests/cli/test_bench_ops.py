@@ -42,6 +42,10 @@ class BenchOps(TestCase):
         self.refused(["--m", "128,-1"], "--m", '"-1"')
         self.refused(["--m", "16777217"], "--m", '"16777217"')
         self.refused(["--m", ",".join(["1"] * 33)], "--m", "at most 32")
+        self.refused(["--device", "cuda", "--activation", "silu,swish"], "--activation",
+                     '"swish"')
+        self.refused(["--device", "cuda", "--activation", ",".join(["relu"] * 9)], "--activation",
+                     "at most 8")
         self.refused(["--device", "cpu", "--dtype", "bf16,q9_0"], "--dtype", '"q9_0"')
         self.refused(["--device", "cpu", "--dtype", ",".join(["f16"] * 17)], "--dtype",
                      "at most 16")
@@ -70,11 +74,21 @@ class BenchOps(TestCase):
         for option in (["--plans", "all"], ["--weights", "separate"], ["--numerics"],
                        ["--replay-ms", "1"], ["--clock", "burst"], ["--energy-ms", "1"],
                        ["--group-m", "1"], ["--no-overlap"], ["--portable"],
-                       ["--cublaslt", "x.so"], ["--op", "gemm"]):
+                       ["--cublaslt", "x.so"], ["--op", "gemm"], ["--activation", "gelu"],
+                       ["--interleave", "8"], ["--rounding", "match-unfused"], ["--bias"]):
             self.refused(["--device", "cpu", *option], option[0], "--device cuda")
         for option in (["--dtype", "bf16"], ["--cpu", "ref"], ["--threads", "1"],
                        ["--no-roofs"], ["--op", "lm_head"]):
             self.refused(["--device", "cuda", *option], option[0], "--device cpu")
+
+    # Fault: an option of gemm_swiglu that a plain product ignores, or two that exclude each other.
+    def test_options_of_gemm_swiglu(self):
+        for option in (["--activation", "gelu"], ["--rounding", "exact"], ["--interleave", "1"],
+                       ["--bias"]):
+            self.refused(["--device", "cuda", "--op", "gemm", *option], option[0],
+                         "--op gemm_swiglu")
+        self.refused(["--device", "cuda", "--interleave", "1", "--weights", "separate"],
+                     "--interleave", "separate")
 
     def cpu_report(self, *arguments):
         path = self.path("ops.json")

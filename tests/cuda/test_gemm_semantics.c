@@ -194,6 +194,38 @@ static void test_general_kernels(void **state)
     imbrex_device_close(device);
 }
 
+/* Catches tiles of two widths being asked of kernels that have one: columns would be left out. */
+static void test_general_tiles_are_of_one_width(void **state)
+{
+    (void)state;
+    struct imbrex_device *device = open_fake();
+    struct imbrex_kernel_shape shape = {
+        .op = IMBREX_KERNEL_OP_GEMM_SWIGLU, .m = 512, .n = 8960, .k = 1536, .is_general = true};
+    int num_general = 0;
+    for (int32_t i = 0; i < imbrex_kernel_num_variants(shape.op); i++) {
+        struct imbrex_kernel_variant variant;
+        struct imbrex_kernel_plan plan = {
+            .variant_idx = i, .cluster_m = 1, .cluster_n = 1, .group_m = 1};
+        struct imbrex_error err = {0};
+        assert_int_equal(imbrex_kernel_variant_describe(shape.op, i, &variant, NULL),
+                         IMBREX_STATUS_OK);
+        shape.is_split = variant.is_split;
+        if (!variant.is_general) {
+            continue;
+        }
+        num_general++;
+        assert_int_equal(imbrex_kernel_check(device, &shape, &plan, NULL), IMBREX_STATUS_OK);
+        plan.num_tiles_n = 8960 / 8 / (variant.block_n / 16 - 1);
+        assert_int_equal(imbrex_kernel_check(device, &shape, &plan, &err),
+                         IMBREX_STATUS_UNSUPPORTED);
+        assert_non_null(strstr(err.message, "one width"));
+        assert_int_equal(imbrex_kernel_choose(device, &shape, i, &plan, NULL), IMBREX_STATUS_OK);
+        assert_int_equal(plan.num_tiles_n, 0);
+    }
+    assert_true(num_general > 0);
+    imbrex_device_close(device);
+}
+
 /* Catches numbers of a gating that reach the kernel as others. */
 static void test_gating_of_a_launch(void **state)
 {
@@ -339,6 +371,7 @@ int run_gemm_semantics_tests(void)
         cmocka_unit_test(test_broken_rules_are_named),
         cmocka_unit_test(test_interleaved_weights),
         cmocka_unit_test(test_general_kernels),
+        cmocka_unit_test(test_general_tiles_are_of_one_width),
         cmocka_unit_test(test_gating_of_a_launch),
         cmocka_unit_test(test_activation_launch),
         cmocka_unit_test(test_activation_rules_are_named),

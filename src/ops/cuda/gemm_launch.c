@@ -322,6 +322,12 @@ static enum imbrex_status check_bias_memory(const struct imbrex_device *device,
     if (product->interleave_biases != 0) {
         last += last / product->interleave_biases * product->interleave_biases;
     }
+    if (last > INT32_MAX) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: expected at most 2^31 values of both biases, which are counted in 32 "
+                         "bits, found %" PRId64,
+                         name, last + 1);
+    }
     return check_memory(device, name, bias, (last + 1) * (int64_t)sizeof(float), err);
 }
 

@@ -71,8 +71,7 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
         .schedule = schedules[kernel->schedule],
         .is_split = !kernel->is_portable &&
                     (kernel->form == TILE_FORM_SPLIT || kernel->form == TILE_FORM_GENERAL_SPLIT),
-        .is_general =
-            kernel->form == TILE_FORM_GENERAL_PAIR || kernel->form == TILE_FORM_GENERAL_SPLIT,
+        .is_general = tile_form_is_general(kernel->form),
         .block_m = kernel->block_m,
         .block_n = kernel->block_n,
         .num_stages = kernel->num_stages,

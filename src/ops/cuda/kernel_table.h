@@ -19,6 +19,10 @@ enum tile_form {
     TILE_FORM_GENERAL_SPLIT, /* as split, likewise */
 };
 
+static inline bool tile_form_is_general(enum tile_form form)
+{
+    return form == TILE_FORM_GENERAL_PAIR || form == TILE_FORM_GENERAL_SPLIT;
+}
 static inline enum tile_form tile_fused_form(bool is_split, bool is_general)
 {
     return is_general ? (is_split ? TILE_FORM_GENERAL_SPLIT : TILE_FORM_GENERAL_PAIR)

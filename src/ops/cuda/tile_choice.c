@@ -230,6 +230,11 @@ enum imbrex_status tile_check(const struct tile_machine *machine,
                          kernel->name, (int)plan->cluster_m, (int)plan->cluster_n,
                          (int)machine->num_sms);
     }
+    if (plan->num_tiles_n != 0 && tile_form_is_general(kernel->form)) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: has tiles of one width alone: expected 0 as num_tiles_n, found %d",
+                         kernel->name, (int)plan->num_tiles_n);
+    }
     int64_t least_tiles, most_tiles;
     tile_count_range(kernel, problem, &least_tiles, &most_tiles);
     if (plan->num_tiles_n != 0 &&
@@ -392,6 +397,9 @@ enum imbrex_status tile_choose(const struct tile_machine *machine,
             enum imbrex_status checked = tile_check(machine, problem, &candidate, &reason);
             if (checked != IMBREX_STATUS_OK) {
                 status = checked;
+                continue;
+            }
+            if (i % 2 == 1 && tile_form_is_general(kernel->form)) {
                 continue;
             }
             if (i % 2 == 1) {

@@ -21,8 +21,8 @@ __device__ __forceinline__ void round_pair(float &x, float &y)
     y = __uint_as_float(pair & 0xffff0000u);
 }
 
-/* 1 / (1 + 2^exponent). The factor keeps the argument of the reciprocal where its result is a normal
- * number. */
+/* 1 / (1 + 2^exponent). The factor keeps the argument of the reciprocal where its result is a
+ * normal number. */
 __device__ __forceinline__ float logistic(float exponent)
 {
     return reciprocal_approx(fmaf(exp2_approx(exponent), 0x1p-8f, 0x1p-8f)) * 0x1p-8f;
@@ -101,17 +101,13 @@ __device__ __forceinline__ void activate(const struct gating_params &p, float (&
     }
 }
 
-/* All but the last step, gate times up, which is that of whoever stores. */
+/* All but the last step, gate times up, which is that of whoever stores. Unfused, both come in as
+ * bf16. */
 template <int COUNT>
 __device__ __forceinline__ void apply_gating(const struct gating_params &p, float (&gate)[COUNT],
                                              float (&up)[COUNT])
 {
     static_assert(COUNT % 2 == 0, "values are rounded two at a time");
-    if (p.is_unfused != 0) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            round_pair(gate[i], up[i]);
-    }
     if (p.limit < INFINITY) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {

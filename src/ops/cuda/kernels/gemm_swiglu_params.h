@@ -32,7 +32,8 @@
  *
  * Two widths: of the tiles along n the first num_wide are block_n wide, those after them block_n -
  * 16, so that the number of tiles can fill the last wave at any width on average. All uniform:
- * num_wide at least the number of tiles. Together they must cover the columns of D.
+ * num_wide at least the number of tiles; so always in the general forms. Together they must cover
+ * the columns of D.
  */
 #ifndef IMBREX_OPS_CUDA_KERNELS_GEMM_SWIGLU_PARAMS_H
 #define IMBREX_OPS_CUDA_KERNELS_GEMM_SWIGLU_PARAMS_H

@@ -263,9 +263,8 @@ __device__ __forceinline__ void add_bias(float (&accum)[WIDTH], const float *bia
 /* values[4 g + i]: row r (i / 2: r + 8) and column 8 g + threadIdx.x % 4 * 2 + i % 2 of what begins
  * at column0, a multiple of 8 like the number of columns. */
 template <int COUNT>
-__device__ __forceinline__ void add_gating_bias(const struct gemm_tile_params &p,
-                                                const float *bias, float (&values)[COUNT],
-                                                int column0)
+__device__ __forceinline__ void add_gating_bias(const struct gemm_tile_params &p, const float *bias,
+                                                float (&values)[COUNT], int column0)
 {
     const int columns_left = p.num_columns - column0;
     bias += column0 / 8 * p.bias_group_step + threadIdx.x % 4 * 2 * p.bias_step;
@@ -311,11 +310,15 @@ __device__ __forceinline__ void finish_general(const struct gemm_tile_params &p,
         add_gating_bias(p, p.bias, gate, column);
     if (p.up_bias != nullptr)
         add_gating_bias(p, p.up_bias, up, column);
+    if (p.gating.is_unfused != 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            round_pair(gate[i], up[i]);
+    }
     apply_gating(p.gating, gate, up);
 #pragma unroll
     for (int i = 0; i < COUNT; i += 2)
-        rows[AT / 8 + i / 4][i / 2 % 2] =
-            bf16x2_round(gate[i] * up[i], gate[i + 1] * up[i + 1]);
+        rows[AT / 8 + i / 4][i / 2 % 2] = bf16x2_round(gate[i] * up[i], gate[i + 1] * up[i + 1]);
     if constexpr (AT + GATING_COLUMNS < COLUMNS)
         finish_general<FORM, FIRST, COLUMNS, AT + GATING_COLUMNS>(p, accum, column0, rows);
 }
@@ -349,8 +352,7 @@ __device__ __forceinline__ void write_chunk(const struct gemm_tile_params &p,
         constexpr int LAST = COLUMNS / 8 - 1;
         if constexpr (!is_general(FORM))
             finish_group<FORM>(accum, FIRST / 8 + LAST, up_first, rows[LAST]);
-        matrix_store_x2(slot + (lane & 15) * COLUMNS * 2 + LAST * 16, rows[LAST][0],
-                        rows[LAST][1]);
+        matrix_store_x2(slot + (lane & 15) * COLUMNS * 2 + LAST * 16, rows[LAST][0], rows[LAST][1]);
     }
     fence_to_copy_engine();
     __syncwarp();
@@ -523,7 +525,7 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
     }
 
     for (int block = first_block; block < p.num_blocks_m * p.num_blocks_n; block += block_step) {
-        if (tile_at<BLOCK_N>(p, block, rank_m, rank_n).n < p.num_wide)
+        if (is_general(FORM) || tile_at<BLOCK_N>(p, block, rank_m, rank_n).n < p.num_wide)
             compute_tile<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS, BLOCK_N>(
                 p, stages, self, block, rank_m, rank_n, position);
         else
