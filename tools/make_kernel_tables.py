@@ -304,7 +304,8 @@ def transformers_table(name, result):
     begin = name.partition("-hf-")[0]
     for path in sorted(glob.glob(os.path.join(result["folder"], f"{begin}-model-*.json"))):
         with open(path, encoding="utf-8") as file:
-            ours += json.load(file)["rows"]
+            # Rows with ablations beside them took turns with those.
+            ours += [row for row in json.load(file)["rows"] if not row.get("without")]
     for row in result["rows"]:
         if "step_ms" not in row:
             continue
