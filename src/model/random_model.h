@@ -15,8 +15,8 @@ bool random_model_is_path(const char *path);
  * checkpoint. */
 enum imbrex_status random_model_open(const char *path, struct model_config *config,
                                      struct checkpoint *checkpoint, struct imbrex_error *err);
-/* Once: matrices in checkpoint->region, whose bytes depend on shape and seed alone. Uses all CPUs of
- * the process. After a failure nothing has changed. */
+/* Once: matrices in checkpoint->region, whose bytes depend on shape and seed alone. Uses all CPUs
+ * of the process. After a failure nothing has changed. */
 enum imbrex_status random_model_fill(struct checkpoint *checkpoint, struct imbrex_error *err);
 
 #endif

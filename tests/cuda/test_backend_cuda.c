@@ -191,27 +191,6 @@ static void test_no_tokens(void **state)
     close_fixture(&fixture);
 }
 
-/* Catches: a long step with overlap, and a short one behind it without. */
-static void test_long_steps(void **state)
-{
-    (void)state;
-    static const int32_t lengths[] = {4095, 4096, 1};
-    struct fixture fixture;
-    fake_reset();
-    open_fixture(&fixture, DTYPE_F32, 10, 0);
-    for (int i = 0; i < 3; i++) {
-        backend_begin(fixture.backend, NULL);
-        backend_embedding(fixture.backend, &(struct embedding_params){.num_tokens = lengths[i],
-                                                                      .hidden_size = 1,
-                                                                      .vocab_size = 1});
-        assert_int_equal(fake.config.numAttrs, lengths[i] == 4096 ? 0 : 1);
-        run_project(&fixture, 1);
-        assert_int_equal(fake.config.numAttrs, lengths[i] == 4096 ? 0 : 1);
-        assert_int_equal(backend_end(fixture.backend), IMBREX_STATUS_OK);
-    }
-    close_fixture(&fixture);
-}
-
 /* Catches: an ablation that changes nothing. */
 static void test_overlap(void **state)
 {
@@ -404,11 +383,10 @@ static void test_portable(void **state)
 int run_backend_cuda_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),      cmocka_unit_test(test_plain_with_tensor_attention),
-        cmocka_unit_test(test_no_tokens),  cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_long_steps), cmocka_unit_test(test_each_call_fails),
-        cmocka_unit_test(test_scratch),    cmocka_unit_test(test_unfused_mlp),
-        cmocka_unit_test(test_portable),
+        cmocka_unit_test(test_plain),           cmocka_unit_test(test_plain_with_tensor_attention),
+        cmocka_unit_test(test_no_tokens),       cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_each_call_fails), cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_unfused_mlp),       cmocka_unit_test(test_portable),
     };
     return cmocka_run_group_tests_name("backend_cuda", tests, NULL, NULL);
 }

@@ -352,15 +352,15 @@ static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias,
         for (int32_t j = 0; j < intermediate; j++) {
             struct number gate = dot(rows + (int64_t)i * k, &weight, j, k, true);
             struct number up = dot(rows + (int64_t)i * k, &weight, intermediate + j, k, true);
+            if (is_unfused) { /* rounded on their way */
+                gate.bound += 0x1p-8 * fabs(gate.value);
+                up.bound += 0x1p-8 * fabs(up.value);
+            }
             if (has_bias) {
                 gate.value += (double)f32_of(&bias)[j];
                 up.value += (double)f32_of(&bias)[intermediate + j];
             }
             double silu = gate.value / (1.0 + exp(-gate.value));
-            if (is_unfused) { /* rounded on their way */
-                gate.bound += 0x1p-8 * fabs(gate.value);
-                up.bound += 0x1p-8 * fabs(up.value);
-            }
             /* |silu'| <= 1.1 */
             struct number expected = {silu * up.value, 1.1 * gate.bound * fabs(up.value) +
                                                            fabs(silu) * up.bound +

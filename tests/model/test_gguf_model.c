@@ -584,8 +584,8 @@ static void test_names(void **state)
 
 /* ---- models without files -------------------------------------------------------------------- */
 
-/* Catches a shape that is not the published one, a path that is taken for a seed, a model that takes
- * the memory of its weights though nobody computes with them. */
+/* Catches a shape that is not the published one, a path that is taken for a seed, a model that
+ * takes the memory of its weights though nobody computes with them. */
 static void test_random(void **state)
 {
     (void)state;

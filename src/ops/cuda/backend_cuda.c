@@ -5,10 +5,6 @@
 
 #include "ops/cuda/device_cuda.h"
 
-/* From here on a kernel takes so long that beginning the next one early gains nothing, and CTAs
- * that wait take their place on the SMs from those that work: such steps were slower with it. */
-#define LONG_STEP_TOKENS 4096
-
 static struct backend_cuda *cuda_of(struct backend *backend)
 {
     return (struct backend_cuda *)(void *)backend;
@@ -111,12 +107,9 @@ static void call_history(struct backend *backend, const struct history_params *p
     cuda_history(cuda_of(backend), params);
 }
 
-/* The first call of a step's forward pass: it tells how long the step is. */
 static void call_embedding(struct backend *backend, const struct embedding_params *params)
 {
-    struct backend_cuda *cuda = cuda_of(backend);
-    cuda->device->overlap_launches &= params->num_tokens < LONG_STEP_TOKENS;
-    cuda_embedding(cuda, params);
+    cuda_embedding(cuda_of(backend), params);
 }
 
 static void call_qkv(struct backend *backend, const struct qkv_params *params)

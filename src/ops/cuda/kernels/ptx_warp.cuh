@@ -46,6 +46,14 @@ __device__ __forceinline__ void load_once_16(uint32_t (&d)[4], const void *globa
                  : "memory");
 }
 
+/* "cp.async.bulk.prefetch": asks for bytes (multiple of 16, 16-byte aligned) without waiting; they
+ * are in L2 when they come. */
+__device__ __forceinline__ void prefetch_to_l2(const void *global, uint32_t num_bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(num_bytes)
+                 : "memory");
+}
+
 /* The same, not read but zeros if !is_there. */
 __device__ __forceinline__ void load_once_16_if(uint32_t (&d)[4], const void *global, bool is_there)
 {
