@@ -93,8 +93,8 @@ class KvTiers(TestCase):
     # Fault: hits of tiers that are not reported.
     def test_bench(self):
         result = run("bench", "engine", "--requests", "60", "--concurrency", "4",
-                     "--prompt-tokens", "100", "--output-tokens", "20", "--shared-prefix", "64", "--warmup",
-                     "0", "--kv-tokens", "512", "--kv-host", "64M", "--json", "-")
+                     "--prompt-tokens", "100", "--output-tokens", "20", "--shared-prefix", "64",
+                     "--warmup", "0", "--kv-tokens", "512", "--kv-host", "64M", "--json", "-")
         self.assert_ok(result)
         shown = json.loads(result.stdout)
         self.assertGreater(shown["engine"]["kv_host_bytes"], 0)
