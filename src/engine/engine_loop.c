@@ -491,7 +491,8 @@ void engine_loop_step(struct imbrex_engine *engine)
         int64_t step_ns = clock_now_ns() - begin_ns;
         metrics_observe(&engine->metrics.step_time, step_ns);
         metrics_observe(&engine->metrics.overhead, step_ns - device_ns);
-    } else if (engine->tiers.tiers != NULL && prefix_tiers_is_moving(&engine->tiers)) {
+    } else if (!has_planned && engine->tiers.tiers != NULL &&
+               prefix_tiers_is_moving(&engine->tiers)) {
         prefix_tiers_wait(&engine->tiers);
     }
     publish(engine);
