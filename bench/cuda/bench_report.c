@@ -75,21 +75,20 @@ static json_t *header_json(const struct bench *bench)
 
     (void)nvml_driver_release(bench->nvml, release);
     bool is_plain = bench->settings->op.value == IMBREX_KERNEL_OP_GEMM;
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
-                     "s:b, s:b, s:I, s:f, s:s?, s:i}",
-                     "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version",
-                     imbrex_version(), "commit", bench_commit(), "date", now_text(date), "gpu",
-                     description->name, "driver", release, "cuda_driver",
-                     (int)description->driver_version, "num_sms", (int)description->num_sms,
-                     "l2_bytes", (json_int_t)description->l2_bytes, "cublaslt",
-                     (json_int_t)cublaslt_version(bench->lt), "nominal_tflops", NOMINAL_TFLOPS,
-                     "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
-                     choice_name(bench->settings->clock.value, clocks, 3), "weights",
-                     choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
-                     !bench->settings->no_overlap, "portable", bench->is_portable, "pairs",
-                     (json_int_t)bench->settings->num_pairs.value, "replay_ms",
-                     bench->settings->replay_ms.value, "tuned", description->tuned,
-                     "num_tuned", (int)description->num_tuned);
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
+        "s:b, s:b, s:I, s:f, s:s?, s:i}",
+        "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version", imbrex_version(),
+        "commit", bench_commit(), "date", now_text(date), "gpu", description->name, "driver",
+        release, "cuda_driver", (int)description->driver_version, "num_sms",
+        (int)description->num_sms, "l2_bytes", (json_int_t)description->l2_bytes, "cublaslt",
+        (json_int_t)cublaslt_version(bench->lt), "nominal_tflops", NOMINAL_TFLOPS,
+        "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
+        choice_name(bench->settings->clock.value, clocks, 3), "weights",
+        choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
+        !bench->settings->no_overlap, "portable", bench->is_portable, "pairs",
+        (json_int_t)bench->settings->num_pairs.value, "replay_ms", bench->settings->replay_ms.value,
+        "tuned", description->tuned, "num_tuned", (int)description->num_tuned);
 }
 
 struct bench_report *bench_report_create(const struct bench *bench)

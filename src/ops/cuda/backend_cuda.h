@@ -112,8 +112,8 @@ void cuda_rmsnorm(struct backend_cuda *cuda, const float *a, const int32_t *rows
 /* bf16. What follows the product in qkv: norms of heads, RoPE, the KV store. */
 void cuda_rope_kv(struct backend_cuda *cuda, const struct qkv_params *params);
 bool cuda_rope_kv_takes(int32_t head_dim);
-/* Whether scratch memory holds gate and up of so many tokens, where they are a product of their own;
- * if not, that is kept as the step's failure. */
+/* Whether scratch memory holds gate and up of so many tokens, where they are a product of their
+ * own; if not, that is kept as the step's failure. */
 bool cuda_has_unfused_scratch(struct backend_cuda *cuda, int32_t num_tokens,
                               int32_t intermediate_size);
 /* d = silu(gate + gate_bias) * (up + up_bias); bf16. gate_up [num_tokens, 2 * intermediate_size] */
