@@ -57,11 +57,12 @@ static const struct schedule_cost schedule_costs[] = {
 #define PORTABLE_STEP_K 16
 #define PORTABLE_STEP_CLOCKS 40.0
 #define PORTABLE_MACS_PER_CLOCK 906.0
-#define PORTABLE_EIGHT_WARPS 1.08 /* more, of tiles that share an SM with no other */
-/* Of a tile while no other is on the SM. */
+/* Of a tile while no other is on the SM: 8 warps are enough to keep it busy. */
 #define PORTABLE_ALONE 1.2
 #define PORTABLE_ALONE_CLOCKS 30.0
-#define PORTABLE_TILE_CLOCKS 1500.0
+/* Of each result; twice where no other tile on the SM hides it. */
+#define PORTABLE_ELEMENT_CLOCKS 0.18
+#define PORTABLE_SHARED_THREADS 128 /* a thread block of more has the SM for itself */
 /* Sizes are counted up to the next tile and stage in 32 bits. */
 #define PORTABLE_MAX_SIDE (INT32_MAX - 1024)
 
@@ -307,12 +308,13 @@ static double portable_cost_us(const struct tile_machine *machine,
         (double)kernel->block_m * kernel->block_n * PORTABLE_STEP_K / PORTABLE_MACS_PER_CLOCK +
         PORTABLE_STEP_CLOCKS;
     double alone = PORTABLE_ALONE * step + PORTABLE_ALONE_CLOCKS;
-    if (kernel->num_threads > 128) {
-        alone = step = PORTABLE_EIGHT_WARPS * step;
+    double end = PORTABLE_ELEMENT_CLOCKS * kernel->block_m * tile_columns(kernel);
+    if (kernel->num_threads > PORTABLE_SHARED_THREADS) {
+        alone = step;
+        end *= 2.0;
     }
-    int64_t num_tiles = divide_up(grid.num_blocks_m * grid.num_blocks_n, machine->num_sms);
-    double clocks = num_steps * (alone + (double)(num_tiles - 1) * step) +
-                    (double)num_tiles * PORTABLE_TILE_CLOCKS;
+    double num_tiles = (double)divide_up(grid.num_blocks_m * grid.num_blocks_n, machine->num_sms);
+    double clocks = num_steps * (alone + (num_tiles - 1.0) * step) + num_tiles * end;
     return (LAUNCH_CLOCKS + overlapped(clocks, memory_clocks_of(problem))) / CLOCK_MHZ;
 }
 

@@ -19,7 +19,7 @@
 /* Symbols: gemm_swiglu_bf16_sm80_multistage_<block_m>x<block_n> and gemm_bf16_sm80_..., in the
  * fatbin gemm_mma. */
 #define GEMM_MMA_VARIANTS(X) \
-    X(128, 256, 32, 4, 2, 4) \
+    X(256, 128, 32, 4, 4, 2) \
     X(128, 128, 32, 4, 2, 2) \
     X(64, 128, 64, 3, 2, 2)  \
     X(64, 64, 64, 4, 2, 2)   \
