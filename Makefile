@@ -62,9 +62,12 @@ ifeq ($(CUDA),1)
 C_OPTIONS += $(if $(filter-out /usr/include,$(CUDA_INCLUDE)),-isystem $(CUDA_INCLUDE)) \
     -DKERNEL_FOLDER='"$(KERNELS)"'
 endif
-# Machine code for Hopper alone: its matrix instructions exist on no other architecture.
-NVCC_OPTIONS := -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc -Werror all-warnings \
-    -Xptxas -v
+# Machine code for Hopper alone: its matrix instructions exist on no other architecture. For all
+# others from compute capability 8.0 on, code that the driver compiles when it is loaded; what has
+# 8.x is spared that.
+HOPPER_TARGET := -gencode=arch=compute_90a,code=sm_90a
+PORTABLE_TARGET := -gencode=arch=compute_80,code=[sm_80,compute_80]
+NVCC_OPTIONS := -std=c++17 -O3 -Isrc -Werror all-warnings -Xptxas -v
 # Tests write below TEST_BUILD_DIR only, and may do less where a sanitizer slows them down.
 # test_main.c declares the suites, not each test file.
 TEST_OPTIONS = -I. -Itests -DTEST_BUILD_DIR='"$(BUILD)"' -DTEST_SANITIZED=$(if $(SANITIZE),1,0) \
@@ -102,15 +105,20 @@ ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 BENCH_CPU_SOURCES := $(filter-out %_avx2.c,$(BENCH_CPU_SOURCES))
 endif
 KERNEL_SOURCES :=
+PORTABLE_SOURCES :=
 BENCH_KERNEL_SOURCES :=
 ifeq ($(CUDA),1)
 LIB_SOURCES := $(filter-out src/ops/cuda_absent.c,$(LIB_SOURCES)) $(wildcard src/ops/cuda/*.c)
 # imbrex bench measures kernels of other libraries too, which live in bench/peers.
 CLI_SOURCES += $(wildcard bench/cuda/*.c bench/peers/*.c)
-KERNEL_SOURCES := $(wildcard src/ops/cuda/kernels/*.cu)
+PORTABLE_SOURCES := $(patsubst %,src/ops/cuda/kernels/%.cu,gemm_mma gemm_mma_general \
+    gated_activation row plain tensor_attention small_resident small_stream sample)
+KERNEL_SOURCES := $(filter-out %/gemm_mma.cu %/gemm_mma_general.cu, \
+    $(wildcard src/ops/cuda/kernels/*.cu))
 BENCH_KERNEL_SOURCES := $(wildcard bench/cuda/*.cu)
 endif
 fatbins = $(patsubst %.cu,$(KERNELS)/%.fatbin,$(notdir $(1)))
+portable_fatbins = $(patsubst %.cu,$(KERNELS)/%_portable.fatbin,$(notdir $(1)))
 
 OBJ := $(BUILD)/obj
 LIB := $(BUILD)/libimbrex.a
@@ -130,8 +138,8 @@ CHECK_SHARED := $(filter-out $(CHECK_SOURCES) tests/ops/test_%,$(wildcard tests/
 GPU_SOURCES := $(wildcard tests/gpu/check_*.c)
 # What a benchmark and a test both do with a GPU.
 GPU_SHARED := tests/gpu/gpu_check.c \
-    $(if $(filter 1,$(CUDA)),tests/gpu/gpu_session.c bench/cuda/gpu.c bench/cuda/bench_image.c \
-    src/cli/output.c)
+    $(if $(filter 1,$(CUDA)),tests/gpu/gpu_session.c tests/gpu/gpu_matrix.c bench/cuda/gpu.c \
+    bench/cuda/bench_image.c src/cli/output.c) tests/gpu/gating_reference.c
 GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
 GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
 FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)
@@ -174,7 +182,7 @@ RUN_TESTS = python3 tools/run_tests --build $(BUILD) $(if $(TESTS),--only "$(TES
 .SUFFIXES:
 .PHONY: all run test test-built test-programs check check-style check-gcc check-clang build-gcc \
     build-clang bench differential asan asan-built tsan tsan-built fuzz fuzz-built format \
-    check-prefix install uninstall dist clean help FORCE
+    check-prefix install uninstall dist wheel clean help FORCE
 
 all: $(BUILD)/imbrex $(LIB) $(BUILD)/libimbrex.so
 
@@ -192,6 +200,7 @@ help:
 	@echo 'make format     lay out the C files with clang-format'
 	@echo 'make install    into DESTDIR and PREFIX ($(PREFIX)); make uninstall takes it back'
 	@echo 'make dist       $(BUILD)/imbrex-$(VERSION).tar.gz of the last commit'
+	@echo 'make wheel      the Python package with the library in it, in $(BUILD)/wheel'
 	@echo 'make clean      remove $(BUILD)'
 
 # ---- objects ----------------------------------------------------------------------------------
@@ -257,19 +266,22 @@ $(OBJ)/src/base/asset.o: $(wildcard models/stories260K/*)
 # One fatbin a file, taken in by kernel_image.c with .incbin. What ptxas says stays beside it: a
 # kernel that spills registers or whose matrix instructions it serialises is a failed build.
 KERNEL_OPTIONS_FILE := $(KERNELS)/options
-KERNEL_OPTIONS_TEXT = $(NVCC) $(NVCC_OPTIONS)
+KERNEL_OPTIONS_TEXT = $(NVCC) $(NVCC_OPTIONS) $(HOPPER_TARGET) $(PORTABLE_TARGET)
 $(KERNEL_OPTIONS_FILE): FORCE
 	@mkdir -p $(@D)
 	@echo '$(KERNEL_OPTIONS_TEXT)' | cmp -s - $@ || echo '$(KERNEL_OPTIONS_TEXT)' > $@
 
-COMPILE_KERNELS = $(NVCC) $(NVCC_OPTIONS) -fatbin -MMD -MP -MT $@ -MF $(@:.fatbin=.d) $< \
+COMPILE_KERNELS = $(NVCC) $(NVCC_OPTIONS) $(1) -fatbin -MMD -MP -MT $@ -MF $(@:.fatbin=.d) $< \
     -o $(@:.fatbin=.unchecked) > $(@:.fatbin=.ptxas) 2>&1 || { cat $(@:.fatbin=.ptxas); exit 1; }; \
     tools/check_ptxas $(@:.fatbin=.ptxas) && mv $(@:.fatbin=.unchecked) $@
 $(KERNELS)/%.fatbin: src/ops/cuda/kernels/%.cu $(KERNEL_OPTIONS_FILE) tools/check_ptxas
-	$(call QUIET,nvcc) $(COMPILE_KERNELS)
+	$(call QUIET,nvcc) $(call COMPILE_KERNELS,$(HOPPER_TARGET))
+$(KERNELS)/%_portable.fatbin: src/ops/cuda/kernels/%.cu $(KERNEL_OPTIONS_FILE) tools/check_ptxas
+	$(call QUIET,nvcc) $(call COMPILE_KERNELS,$(PORTABLE_TARGET))
 $(KERNELS)/%.fatbin: bench/cuda/%.cu $(KERNEL_OPTIONS_FILE) tools/check_ptxas
-	$(call QUIET,nvcc) $(COMPILE_KERNELS)
-$(OBJ)/src/ops/cuda/kernel_image.o: $(call fatbins,$(KERNEL_SOURCES))
+	$(call QUIET,nvcc) $(call COMPILE_KERNELS,$(HOPPER_TARGET))
+$(OBJ)/src/ops/cuda/kernel_image.o: $(call fatbins,$(KERNEL_SOURCES)) \
+    $(call portable_fatbins,$(PORTABLE_SOURCES))
 $(OBJ)/bench/cuda/bench_image.o: $(call fatbins,$(BENCH_KERNEL_SOURCES)) $(KERNELS)/commit
 
 # Stands beside every measured figure.
@@ -458,6 +470,11 @@ dist:
 	@mkdir -p $(BUILD)
 	git archive --format=tar.gz --prefix=imbrex-$(VERSION)/ \
 	    -o $(BUILD)/imbrex-$(VERSION).tar.gz HEAD
+
+wheel: $(BUILD)/libimbrex.so
+	@mkdir -p $(BUILD)/wheel
+	@cd python && python3 -c 'import sys, wheel_backend as w; print(w.build_wheel(*sys.argv[1:2], \
+	    {"library": sys.argv[2]}))' $(abspath $(BUILD)/wheel) $(abspath $(BUILD)/libimbrex.so)
 
 clean:
 	rm -rf $(BUILD)

@@ -336,6 +336,10 @@ typedef void imbrex_range_end_fn(void *user);
 #define IMBREX_MAX_KV_CACHE_TOKENS (1 << 30) /* places of tokens are int32 */
 #define IMBREX_MAX_RUNNING 4096              /* sequences; a step plans all of them */
 #define IMBREX_MAX_STEP_TOKENS (1 << 16)     /* more only costs memory */
+/* Requests that begin in one step take together at most so many tokens out of the prefix cache for
+ * each of max_step_tokens, or those of one context if these are more: the rest begin in the steps
+ * that follow. Bounds what a step is told, 52 bytes for each such token. */
+#define IMBREX_STEP_CACHED_TOKENS 16
 
 /* What activations and the KV cache are kept in. */
 enum imbrex_compute {
@@ -357,6 +361,7 @@ enum imbrex_ablation {
     IMBREX_ABLATE_ATTENTION = 2, /* the plain attention kernel */
     IMBREX_ABLATE_PDL = 4,       /* no kernel begins before the one ahead of it has ended */
     IMBREX_ABLATE_GRAPH = 8,     /* every kernel of a decode step is launched by itself */
+    IMBREX_ABLATE_HOPPER = 16,   /* the kernels of all GPUs from compute capability 8.0 on */
     /* Not computed at all, for their share in the time: what is generated is nonsense. */
     IMBREX_OMIT_MLP = 1 << 16,       /* gate, up and down */
     IMBREX_OMIT_ATTENTION = 1 << 17, /* without the products around it */
@@ -387,11 +392,23 @@ struct imbrex_engine_options {
     /* Which KV blocks of finished requests stay for those with the same beginning: a name that
      * imbrex_kv_policy_name (imbrex_kv.h) gives; NULL: "lru"; "none": none stay. */
     const char *kv_policy;
+    /* Where blocks go that the KV cache has no room for, to come back instead of being computed
+     * again: RAM (0: none), and a folder on a disk (NULL: none), which a later engine finds as this
+     * one left it, and which one engine uses at a time. With a folder, all weights are read once
+     * for their digest. */
+    size_t kv_host_bytes;
+    const char *kv_disk_path;
+    size_t kv_disk_bytes;  /* that the folder may grow to */
     uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
     /* Where the model runs: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": a GPU if there is
      * one that can, else the CPU, with a note in the log. NULL: "cpu". */
     const char *device;
     enum imbrex_compute compute;
+    /* Of a GPU: plans that imbrex tune measured, a file or a folder; NULL: none. If optional, a
+     * file that is not there or is no table is done without, with a note in the log; see
+     * imbrex_device_options (imbrex_ops.h). */
+    const char *tuned;
+    bool tuned_is_optional;
     uint32_t ablations; /* bits of enum imbrex_ablation: what to do without, for measurements */
     imbrex_load_fn *load_progress; /* NULL: none */
     void *load_user;
@@ -406,13 +423,16 @@ IMBREX_API struct imbrex_engine_options imbrex_engine_options_default(void);
 /* Opens the device, plans and reserves all memory of a running model, brings the weights to a GPU;
  * afterwards a steady step allocates nothing. What a request gives depends neither on num_threads
  * nor, with batch_invariant, on the requests beside it, bit for bit.
- *   INVALID_ARGUMENT  an option breaks its rule, or there is no such device
+ *   INVALID_ARGUMENT  an option breaks its rule, there is no such device, or another engine uses
+ *                     the KV folder
  *   UNSUPPORTED       the device cannot compute so, or no GPU can be used
+ *   IO, NOT_FOUND     the KV folder cannot be used
  *   OUT_OF_MEMORY     of the host or of the device */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_create(
     struct imbrex_model *model, const struct imbrex_engine_options *options,
     struct imbrex_engine **engine, struct imbrex_error *err);
-/* Stops the engine's thread. All its requests must have been destroyed. */
+/* Stops the engine's thread, and waits until the KV folder has what the cache has. All its requests
+ * must have been destroyed. */
 IMBREX_API void imbrex_engine_destroy(struct imbrex_engine *engine);
 
 /* Gives the engine a thread of its own, which runs requests as they come; until imbrex_engine_stop
@@ -444,6 +464,8 @@ struct imbrex_memory_plan {
     size_t kv_bytes;            /* kv_num_blocks blocks */
     size_t activation_bytes;    /* one step's tensors, logits and sampler included */
     size_t batch_bytes;         /* the steps' inputs and results, on host and device */
+    size_t kv_host_bytes;       /* of KV blocks below the first tier, in RAM; a disk needs some */
+    size_t kv_disk_bytes;       /* at most, in the KV folder */
     int32_t kv_block_size;      /* tokens of a KV block */
     int32_t kv_num_blocks;
     int32_t context_size;    /* tokens of one sequence */
@@ -670,11 +692,13 @@ struct imbrex_request_metrics {
     int32_t num_prompt_tokens;
     int32_t num_generated_tokens; /* of all choices, end tokens counted */
     int32_t num_cached_tokens;    /* of the prompt, found in the prefix cache */
-    int32_t num_preemptions;      /* times its KV blocks were taken away */
-    int64_t queue_ns;             /* submit to the first step, or to the end without one */
-    int64_t prefill_ns;           /* first step to the first token, or to the end without one */
-    int64_t decode_ns;            /* from there to the end */
-    int64_t ttft_ns;              /* submit to the first token; 0 without one */
+    /* Of these, the ones that came up from RAM, or from the disk, since they were last used. */
+    int32_t num_host_tokens, num_disk_tokens;
+    int32_t num_preemptions; /* times its KV blocks were taken away */
+    int64_t queue_ns;        /* submit to the first step, or to the end without one */
+    int64_t prefill_ns;      /* first step to the first token, or to the end without one */
+    int64_t decode_ns;       /* from there to the end */
+    int64_t ttft_ns;         /* submit to the first token; 0 without one */
     enum imbrex_finish_reason finish_reason; /* of choice 0 */
 };
 
@@ -707,15 +731,22 @@ struct imbrex_engine_metrics {
     /* Prompt tokens that the prefix cache was asked for, and those it had; of each request the
      * first time that it ran. */
     uint64_t num_queried_tokens, num_cached_tokens;
+    uint64_t num_host_tokens, num_disk_tokens; /* of the cached ones, as imbrex_request_metrics */
+    uint64_t num_kv_demoted;                   /* blocks copied down from the first tier */
+    uint64_t num_kv_lost;   /* blocks that went while no tier below had a copy or room for one */
+    uint64_t num_kv_faults; /* blocks lost to a disk or copy that failed, damaged ones too */
+    uint64_t kv_wait_ns;    /* time that the next request waited for blocks on their way */
     uint64_t num_key_collisions; /* equal keys of different tokens, seen and not taken for a hit */
     uint64_t num_steps, num_failed_steps;
     uint64_t num_bad_logits; /* rows that were not finite */
     /* Now. */
-    int64_t num_running, num_waiting;   /* sequences */
-    int64_t kv_num_blocks, kv_num_free; /* free: those that can be given out, cached ones too */
+    int64_t num_running, num_waiting;       /* sequences */
+    int64_t kv_num_blocks, kv_num_free;     /* free: those that can be given out, cached ones too */
+    int64_t kv_host_blocks, kv_disk_blocks; /* that can be found there */
     /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
-     * pass: planning, sampling, events. A GPU does not tell the forward time: then there is none,
-     * and overhead is a step without what the host waited. */
+     * pass: planning, sampling, events. Of a GPU forward time is that of all its work for a step,
+     * from when it was given or the step before was done, and overhead is a step without what the
+     * host waited. */
     struct imbrex_histogram ttft, itl, queue_time, step_time, forward_time, overhead;
 };
 

@@ -40,6 +40,10 @@ has_library() {
     "$cc" "$work/probe.c" -o "$work/probe" "$@" >/dev/null 2>&1
 }
 
+has_module() {
+    "$1" -c "import $2" >/dev/null 2>&1
+}
+
 # Without a compiler no library can be looked for by compiling: then all are asked for, and apt
 # leaves alone what is there.
 cc=
@@ -60,6 +64,7 @@ has_tool ar || need binutils
     need libpcre2-dev
 { [ -n "$cc" ] && has_library "$cc" openssl/sha.h -lcrypto; } || need libssl-dev
 { [ -n "$cc" ] && has_library "$cc" zstd.h -lzstd; } || need libzstd-dev
+{ [ -n "$cc" ] && has_library "$cc" xxhash.h; } || need libxxhash-dev
 
 if [ "$level" != build ]; then
     cmocka_headers="stdarg.h stddef.h stdint.h setjmp.h cmocka.h"
@@ -67,6 +72,9 @@ if [ "$level" != build ]; then
     has_tool python3 || need python3
     has_tool c++ || has_tool g++ || has_tool clang++ || need g++
     has_tool pkg-config || need pkg-config
+    # The package's tests look for them in the same two places.
+    { has_module python3 pytest || has_module /usr/bin/python3 pytest; } || need python3-pytest
+    { has_module python3 ensurepip || has_module /usr/bin/python3 ensurepip; } || need python3-venv
 fi
 
 # The sanitizers and libFuzzer of clang are in a package of their own, named for its version.

@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the tables of docs/kernels.md, docs/kernels-cpu.md and docs/gpu.md.
 
-usage: make_kernel_tables.py [--check] [ROOT]
-
 Reads what `imbrex bench ops -o`, `imbrex bench model --json`, bench/peers/llama_cpp.sh -o and
 bench/peers/hf_decode.py -o wrote to bench/results and replaces what stands between the markers of
 the pages. --check changes nothing and fails if a page would change. Files that differ in -run<N>
 alone are runs of one table: that of a GPU's kernels is the middle one by its geometric mean, with
 the ratios of the others beside.
 """
+import argparse
 import glob
 import json
 import math
@@ -25,7 +24,8 @@ def contestant(row, kind):
 
 def tile_text(plan):
     """As the table names a tile: pp 128x192 c2x1."""
-    schedule = {"pingpong": "pp", "cooperative": "co", "gate_first": "gf"}[plan["schedule"]]
+    schedule = {"pingpong": "pp", "cooperative": "co", "multistage": "ms",
+                "gate_first": "gf"}[plan["schedule"]]
     text = f"{schedule} {plan['block_m']}x{plan['block_n']}"
     if plan["cluster_m"] * plan["cluster_n"] > 1:
         text += f" c{plan['cluster_m']}x{plan['cluster_n']}"
@@ -69,12 +69,15 @@ def gpu_table(runs):
              f"{result['date'][:10]}, commit {result['commit']}; {result['pairs']} pairs of "
              f"replays of {result['replay_ms']:g} ms ([{name}](../bench/results/{name})):", ""]
     has_pair = result["op"] == "gemm_swiglu"
+    baselines = [kind for kind in ("heuristic", "streams")
+                 if any(contestant(row, kind) for row in result["rows"])]
     lines.append("| shape | M | cuBLASLt us | ours us | TFLOP/s | tile | GEMM / ours | p10-p90 |"
                  + (" other runs |" if others else "") +
                  (" (GEMM + activation) / ours |" if has_pair else "") +
+                 "".join(f" {kind} / ours |" for kind in baselines) +
                  " cost model's tile, GEMM / it | MHz | W |")
     lines.append("|---|" + "---:|" * 4 + "---|" +
-                 "---:|" * (2 + bool(others) + has_pair) + "---|---:|---:|")
+                 "---:|" * (2 + bool(others) + has_pair + len(baselines)) + "---|---:|---:|")
     for index, row in enumerate(result["rows"]):
         ours, gemm = contestant(row, "imbrex"), contestant(row, "gemm")
         ratio = ours["speedup_over_gemm"]
@@ -86,6 +89,9 @@ def gpu_table(runs):
         if has_pair:
             both = contestant(row, "gemm and activation")
             cells.append(f"{both['us']['median'] / ours['us']['median']:.3f}")
+        for kind in baselines:
+            entry = contestant(row, kind)
+            cells.append(f"{entry['time_over_first']['median']:.3f}" if entry else "")
         cells += [model_text(row), f"{row['sm_clock_mhz']:.0f}", f"{row['watts']:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
     summary = result["summary"]
@@ -95,6 +101,8 @@ def gpu_table(runs):
             f"{summary['least_over_gemm']:.3f}")
     if has_pair:
         text += f"; {summary['geomean_over_gemm_and_activation']:.3f} over GEMM + activation"
+    for kind in baselines:
+        text += f", {summary[f'geomean_{kind}_over_imbrex']:.3f} over {kind}"
     return lines + ["", text + "."] + (["", runs_text(runs)] if others else [])
 
 
@@ -346,13 +354,17 @@ def our_step_ms(rows, peer):
 
 
 def transformers_table(name, result):
-    """Beside transformers: ours are the results of the same day and machine."""
+    """Beside transformers: ours are the results of the same day and machine. Of the patched
+    models, which have no rows, none."""
+    if "rows" not in result:
+        return []
     rows = []
     ours = []
     begin = name.partition("-hf-")[0]
     for path in sorted(glob.glob(os.path.join(result["folder"], f"{begin}-model-*.json"))):
         with open(path, encoding="utf-8") as file:
-            ours += json.load(file)["rows"]
+            # Rows with ablations beside them took turns with those.
+            ours += [row for row in json.load(file)["rows"] if not row.get("without")]
     for row in result["rows"]:
         if "step_ms" not in row:
             continue
@@ -377,6 +389,7 @@ def one_by_one(table):
 SECTIONS = [
     ("kernels.md", "kernel-tables", "*-gemm*.json", gpu_table),
     ("kernels.md", "gate-first-tables", "*-gate_first-*.json", gate_first_table),
+    ("kernels.md", "portable-tables", "*-portable-*.json", gpu_table),
     ("kernels-cpu.md", "ops-tables", "*-ops-*.json", one_by_one(ops_table)),
     ("kernels-cpu.md", "paths-tables", "*-ops-*.json", one_by_one(paths_table)),
     ("kernels-cpu.md", "fused-tables", "*-ops-*.json", one_by_one(fused_table)),
@@ -424,13 +437,14 @@ def make_page(page, root, is_check):
 
 
 def main():
-    arguments = sys.argv[1:]
-    is_check = "--check" in arguments
-    if is_check:
-        arguments.remove("--check")
-    root = arguments[0] if arguments else "."
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true",
+                        help="change nothing, and fail if a page would change")
+    parser.add_argument("root", metavar="ROOT", nargs="?", default=".",
+                        help="the tree (default: the current folder)")
+    arguments = parser.parse_args()
     for page in sorted({section[0] for section in SECTIONS}):
-        if not make_page(page, root, is_check):
+        if not make_page(page, arguments.root, arguments.check):
             sys.exit(f"docs/{page}: the tables are not those of bench/results; "
                      "run tools/make_kernel_tables.py")
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables of docs/kv-cache.md. usage: make_kv_tables.py [--check] [ROOT]
+"""Makes the tables of docs/kv-cache.md.
 
 Reads what `imbrex kv-sim --json` wrote to bench/results/*-kv-sim.json and replaces what stands
 between the markers of the page. --check changes nothing and fails if the page would change.
 """
+import argparse
 import glob
 import json
 import math
@@ -217,10 +218,14 @@ def make_tables(root):
 
 
 def main():
-    arguments = sys.argv[1:]
-    check = "--check" in arguments
-    roots = [argument for argument in arguments if argument != "--check"]
-    root = roots[0] if roots else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true",
+                        help="change nothing, and fail if the page would change")
+    parser.add_argument("root", metavar="ROOT", nargs="?",
+                        default=os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."),
+                        help="the tree (default: that of this script)")
+    arguments = parser.parse_args()
+    root = arguments.root
     page = os.path.join(root, PAGE)
     with open(page, encoding="utf-8") as file:
         text = file.read()
@@ -232,7 +237,7 @@ def main():
     except (ValueError, KeyError, TypeError) as error:
         sys.exit(f"make_kv_tables: {error!r}")
     made = pattern.sub(lambda _: f"\n{tables}\n", text)
-    if check and made != text:
+    if arguments.check and made != text:
         sys.exit(f"{page}: expected the tables of {RESULTS}, found others; "
                  "run tools/make_kv_tables.py")
     if made != text:

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes src/ops/cuda/tile_measured.h of measured sweeps.
 
-usage: make_tile_table.py FILE... [--confirm FILE...]
-
 Each FILE is what `imbrex bench ops --plans all -o FILE` wrote; the last one that has a product says
 which plan the cost model chooses for it. A plan is judged by its gain over that one in each file
 that has both, in geometric mean with DOUBTS more gains of 1: the best of a hundred plans that were
@@ -13,10 +11,10 @@ The best plan of a product gets a row if it gains LEAST_GAIN. Files after --conf
 do not gain there are dropped, since a sweep's best owes some of its gain to chance. Prints what was
 found.
 """
+import argparse
 import json
 import math
 import os
-import sys
 
 TABLE = os.path.join("src", "ops", "cuda", "tile_measured.h")
 LEAST_GAIN = 1.002
@@ -88,11 +86,14 @@ def choose(sweeps):
 
 
 def main():
-    sweep_paths, _, confirming = " ".join(sys.argv[1:]).partition("--confirm")
-    if not sweep_paths.split():
-        sys.exit("usage: make_tile_table.py FILE... [--confirm FILE...]")
-    products, places = read_products(sweep_paths.split())
-    confirmed, _ = read_products(confirming.split())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweeps", metavar="FILE", nargs="+",
+                        help="what imbrex bench ops --plans all -o FILE wrote")
+    parser.add_argument("--confirm", metavar="FILE", nargs="+", default=[],
+                        help="runs with the table so made; rows that do not gain are dropped")
+    arguments = parser.parse_args()
+    products, places = read_products(arguments.sweeps)
+    confirmed, _ = read_products(arguments.confirm)
     rows = []
     for product in sorted(products):
         plan, gain, num_files, model = choose(products[product])

@@ -105,8 +105,8 @@ bool bench_gate_first_plan(const struct bench *bench, const struct bench_cell *c
                            struct imbrex_kernel_plan *plan)
 {
     const enum imbrex_kernel_op op = IMBREX_KERNEL_OP_GEMM_SWIGLU;
-    struct imbrex_kernel_shape shape = {op, (int32_t)cell->m, (int32_t)cell->n, (int32_t)cell->k,
-                                        false};
+    struct imbrex_kernel_shape shape = {
+        .op = op, .m = (int32_t)cell->m, .n = (int32_t)cell->n, .k = (int32_t)cell->k};
     bool is_found = false;
 
     for (int32_t i = 0; i < imbrex_kernel_num_variants(op); i++) {

@@ -102,6 +102,38 @@ static bool widen(struct numerics *numerics, CUdeviceptr from, CUdeviceptr to, i
     return launch(numerics, "bench_widen", arguments);
 }
 
+/* The share of results that are equal, bit by bit, to what eager operations left in d. */
+static bool compare_unfused(struct numerics *numerics, struct imbrex_gemm_swiglu_params params,
+                            const struct bench_operands *operands, float scale)
+{
+    struct bench *bench = numerics->bench;
+    struct gpu *gpu = &bench->gpu;
+    struct bench_cell *cell = numerics->cell;
+    struct imbrex_error err = {0};
+    CUdeviceptr counts_at = bench->pools.counts, eager = operands->d, ours = operands->product;
+    uint64_t count = (uint64_t)(cell->m * cell->n);
+    uint32_t num_equal = 0;
+    void *arguments[] = {&eager, &ours, &count, &counts_at};
+
+    params.d = (void *)ours;
+    params.rounding = IMBREX_ROUNDING_MATCH_UNFUSED;
+    if (imbrex_gemm_swiglu(bench->device, &params, NULL, gpu->stream, &err) != IMBREX_STATUS_OK) {
+        (void)output_library_error(&err);
+        return false;
+    }
+    if (!GPU_CALL(gpu, memset_d8_async, counts_at, 0, sizeof(num_equal), gpu->stream) ||
+        !launch(numerics, "bench_count_equal", arguments) ||
+        !GPU_CALL(gpu, stream_synchronize, gpu->stream) ||
+        !GPU_CALL(gpu, memcpy_dtoh, &num_equal, counts_at, sizeof(num_equal))) {
+        return false;
+    }
+    output_printf("%-6s %6d %5g  %10.6f %% of all results of imbrex, rounded as unfused, equal "
+                  "those of cuBLASLt and eager operations\n",
+                  cell->shape->name, (int)cell->m, (double)scale,
+                  100.0 * (double)num_equal / (double)count);
+    return true;
+}
+
 /* One scale of the inputs. */
 static bool compare_all(struct numerics *numerics, float scale)
 {
@@ -154,6 +186,7 @@ static bool compare_all(struct numerics *numerics, float scale)
            run_peer(numerics, &operands, CUBLASLT_TYPE_BF16, CUBLASLT_TYPE_BF16,
                     "bench_silu_mul_eager") &&
            compare(numerics, operands.d, scale, "eager: products, silu and result rounded") &&
+           compare_unfused(numerics, params, &operands, scale) &&
            widen(numerics, operands.a, numerics->a32, cell->m * cell->k) &&
            run_peer(numerics, &operands, CUBLASLT_TYPE_F32, CUBLASLT_TYPE_F32,
                     "bench_silu_mul_fp32") &&

@@ -12,6 +12,7 @@
 #include "bench/cuda/bench_gate_first.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/tuned_path.h"
 
 #define MAX_REPLAY_CALLS 2000
 #define NUM_CHECKED 4096 /* results of a contestant */
@@ -67,10 +68,39 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+void bench_pools_include(struct bench *bench, const struct bench_cell *cell)
+{
+    struct bench_pools *pools = &bench->pools;
+    uint64_t num_sets = (uint64_t)cell->num_sets;
+    pools->a_bytes = max_u64(pools->a_bytes, num_sets * cell->a_stride);
+    pools->weights_bytes = max_u64(pools->weights_bytes, num_sets * cell->weights_stride);
+    pools->d_bytes = max_u64(pools->d_bytes, num_sets * cell->d_stride);
+    pools->product_bytes = max_u64(pools->product_bytes, num_sets * cell->product_stride);
+    pools->biases_bytes = max_u64(pools->biases_bytes, 2 * (uint64_t)cell->n * sizeof(float));
+}
+
+bool bench_pools_allocate(struct bench *bench)
+{
+    struct bench_pools *pools = &bench->pools;
+    struct gpu *gpu = &bench->gpu;
+    bool has_streams = (bench->settings->baselines.value & BENCH_BASELINES_STREAMS) != 0;
+    uint64_t num_workspaces = has_streams ? (uint64_t)bench->settings->num_streams.value : 1;
+    return GPU_CALL(gpu, mem_alloc, &pools->a, pools->a_bytes) &&
+           GPU_CALL(gpu, mem_alloc, &pools->weights, pools->weights_bytes) &&
+           GPU_CALL(gpu, mem_alloc, &pools->d, pools->d_bytes) &&
+           (pools->product_bytes == 0 ||
+            GPU_CALL(gpu, mem_alloc, &pools->product, pools->product_bytes)) &&
+           GPU_CALL(gpu, mem_alloc, &pools->workspace, num_workspaces * BENCH_WORKSPACE_BYTES) &&
+           GPU_CALL(gpu, mem_alloc, &pools->counts, CHECK_COUNTERS * sizeof(uint32_t)) &&
+           GPU_CALL(gpu, mem_alloc, &pools->biases, pools->biases_bytes) &&
+           /* A float of two normal bf16 is as good as normal. */
+           fill(bench, pools->biases, pools->biases_bytes, 1.0f, 3) &&
+           fill(bench, pools->a, pools->a_bytes, 1.0f, 1);
+}
+
 /* Room for the largest of all cells. */
 static bool allocate_pools(struct bench *bench, const struct bench_ops_cells *cells)
 {
-    struct bench_pools *pools = &bench->pools;
     for (int i = 0; i < cells->num_shapes; i++) {
         for (int j = 0; j < cells->num_rows; j++) {
             struct bench_cell *cell = malloc(sizeof(*cell));
@@ -79,29 +109,25 @@ static bool allocate_pools(struct bench *bench, const struct bench_ops_cells *ce
                 return false;
             }
             bench_cell_init(bench, &cells->shapes[i], cells->rows[j], cell);
-            uint64_t num_sets = (uint64_t)cell->num_sets;
-            pools->a_bytes = max_u64(pools->a_bytes, num_sets * cell->a_stride);
-            pools->weights_bytes = max_u64(pools->weights_bytes, num_sets * cell->weights_stride);
-            pools->d_bytes = max_u64(pools->d_bytes, num_sets * cell->d_stride);
-            pools->product_bytes = max_u64(pools->product_bytes, num_sets * cell->product_stride);
+            bench_pools_include(bench, cell);
             free(cell);
         }
     }
-    struct gpu *gpu = &bench->gpu;
-    return GPU_CALL(gpu, mem_alloc, &pools->a, pools->a_bytes) &&
-           GPU_CALL(gpu, mem_alloc, &pools->weights, pools->weights_bytes) &&
-           GPU_CALL(gpu, mem_alloc, &pools->d, pools->d_bytes) &&
-           (pools->product_bytes == 0 ||
-            GPU_CALL(gpu, mem_alloc, &pools->product, pools->product_bytes)) &&
-           GPU_CALL(gpu, mem_alloc, &pools->workspace, BENCH_WORKSPACE_BYTES) &&
-           GPU_CALL(gpu, mem_alloc, &pools->counts, CHECK_COUNTERS * sizeof(uint32_t)) &&
-           fill(bench, pools->a, pools->a_bytes, 1.0f, 1);
+    return bench_pools_allocate(bench);
 }
 
-static void free_pools(struct bench *bench)
+bool bench_fill_weights(struct bench *bench, const struct bench_cell *cell)
+{
+    return fill(bench, bench->pools.weights, bench->pools.weights_bytes,
+                1.0f / sqrtf((float)cell->k), 7) &&
+           GPU_CALL(&bench->gpu, stream_synchronize, bench->gpu.stream);
+}
+
+void bench_pools_free(struct bench *bench)
 {
     const CUdeviceptr pools[] = {bench->pools.a,       bench->pools.weights,   bench->pools.d,
-                                 bench->pools.product, bench->pools.workspace, bench->pools.counts};
+                                 bench->pools.product, bench->pools.workspace, bench->pools.counts,
+                                 bench->pools.biases};
     for (size_t i = 0; i < sizeof(pools) / sizeof(pools[0]); i++) {
         if (pools[i] != 0) {
             (void)bench->gpu.mem_free(pools[i]);
@@ -127,11 +153,18 @@ static bool check_contestant(struct bench *bench, struct bench_cell *cell,
     CUdeviceptr up = is_product ? 0 : operands.up;
     int32_t n = (int32_t)(is_product ? cell->weight_rows : cell->n), k = (int32_t)cell->k;
     uint64_t count = (uint64_t)cell->m * (uint64_t)n;
-    uint32_t seed = 12345, roundings = contestant->kind == CONTESTANT_UNFUSED ? 2 : 1;
+    bool is_ours = contestant->kind == CONTESTANT_OURS;
+    bool is_unfused = bench->settings->rounding.value == IMBREX_ROUNDING_MATCH_UNFUSED;
+    bool has_products = contestant->kind == CONTESTANT_UNFUSED || contestant_is_sliced(contestant);
+    uint32_t seed = 12345, roundings = is_unfused ? 3 : has_products ? 2 : 1;
+    CUdeviceptr gate_bias = is_ours && bench->settings->bias ? bench->pools.biases : 0;
+    CUdeviceptr up_bias = gate_bias != 0 ? gate_bias + (uint64_t)cell->n * sizeof(float) : 0;
+    int32_t interleave = is_ours ? (int32_t)bench->settings->interleave.value : 0;
+    struct imbrex_gating gating = bench->cells->gatings[contestant->gating_idx].gating;
     CUdeviceptr worst = bench->pools.counts + 3 * sizeof(uint32_t);
     void *check_arguments[] = {
-        &operands.a, &operands.gate,       &up,   &d, &cell->m, &n, &k, &seed,
-        &roundings,  &bench->pools.counts, &worst};
+        &operands.a, &operands.gate,       &up,    &d,         &cell->m, &n,          &k,     &seed,
+        &roundings,  &bench->pools.counts, &worst, &gate_bias, &up_bias, &interleave, &gating};
     void *poison_arguments[] = {&d, &count, &bench->pools.counts};
     uint32_t counts[CHECK_COUNTERS];
     float worst_error;
@@ -235,15 +268,16 @@ static bool prepare_replay(struct bench *bench, struct bench_cell *cell,
 }
 
 /* The fastest of the algorithms that cuBLASLt proposes: its own order is off by up to 14 %. */
-static bool choose_algorithm(struct bench *bench, struct bench_cell *cell, CUevent begin,
-                             CUevent end)
+static bool choose_algorithm(struct bench *bench, struct bench_cell *cell,
+                             enum contestant_kind kind, const struct cublaslt_product *product,
+                             CUevent begin, CUevent end)
 {
-    int num_algorithms = cublaslt_product_num_algorithms(cell->gemm), best_idx = 0;
+    int num_algorithms = cublaslt_product_num_algorithms(product), best_idx = 0;
     double best_us = INFINITY;
 
     for (int i = 0; i < num_algorithms; i++) {
-        struct contestant gemm = {.kind = CONTESTANT_GEMM, .name = "an algorithm of cuBLASLt"};
-        cell->algorithm_idx = i;
+        struct contestant gemm = {.kind = kind, .name = "an algorithm of cuBLASLt"};
+        cell->algorithm_idx[kind] = i;
         bool is_ok = prepare_replay(bench, cell, &gemm, 1000.0, begin, end);
         for (int j = 0; is_ok && j < 3; j++) {
             double us = 0.0;
@@ -261,7 +295,7 @@ static bool choose_algorithm(struct bench *bench, struct bench_cell *cell, CUeve
             return false;
         }
     }
-    cell->algorithm_idx = best_idx;
+    cell->algorithm_idx[kind] = best_idx;
     return true;
 }
 
@@ -280,15 +314,16 @@ static struct contestant *add_contestant(struct bench_cell *cell, enum contestan
 }
 
 /* A plan that is there already is not measured twice. */
-static void add_plan(const struct bench *bench, struct bench_cell *cell,
-                     const struct imbrex_kernel_plan *plan)
+static void add_gated_plan(const struct bench *bench, struct bench_cell *cell,
+                           const struct imbrex_kernel_plan *plan, int gating_idx)
 {
     enum imbrex_kernel_op op = (enum imbrex_kernel_op)bench->settings->op.value;
     struct imbrex_kernel_variant variant;
 
     for (int i = 0; i < cell->num_contestants; i++) {
         const struct contestant *other = &cell->contestants[i];
-        if (other->kind == CONTESTANT_OURS && other->plan.variant_idx == plan->variant_idx &&
+        if (other->kind == CONTESTANT_OURS && other->gating_idx == gating_idx &&
+            other->plan.variant_idx == plan->variant_idx &&
             other->plan.cluster_m == plan->cluster_m && other->plan.cluster_n == plan->cluster_n &&
             other->plan.num_tiles_n == plan->num_tiles_n && other->plan.group_m == plan->group_m) {
             return;
@@ -302,14 +337,24 @@ static void add_plan(const struct bench *bench, struct bench_cell *cell,
         return;
     }
     contestant->plan = *plan;
+    contestant->gating_idx = gating_idx;
     if (bench->settings->group_m.given) {
         contestant->plan.group_m = (int32_t)bench->settings->group_m.value;
     }
     plan = &contestant->plan;
-    snprintf(contestant->name, sizeof(contestant->name), "%s %dx%d cluster %dx%d group %d%s%.0d",
+    bool is_named = bench->cells->num_gatings > 1 || bench_is_general(bench, gating_idx);
+    snprintf(contestant->name, sizeof(contestant->name),
+             "%s%s%s %dx%d cluster %dx%d group %d%s%.0d",
+             is_named ? bench->cells->gatings[gating_idx].name : "", is_named ? " " : "",
              variant.schedule, (int)variant.block_m, (int)variant.block_n, (int)plan->cluster_m,
              (int)plan->cluster_n, (int)plan->group_m, plan->num_tiles_n != 0 ? " tiles " : "",
              (int)plan->num_tiles_n);
+}
+
+static void add_plan(const struct bench *bench, struct bench_cell *cell,
+                     const struct imbrex_kernel_plan *plan)
+{
+    add_gated_plan(bench, cell, plan, 0);
 }
 
 static struct imbrex_kernel_shape shape_of(const struct bench *bench, const struct bench_cell *cell)
@@ -319,6 +364,8 @@ static struct imbrex_kernel_shape shape_of(const struct bench *bench, const stru
         .m = (int32_t)cell->m,
         .n = (int32_t)cell->n,
         .k = (int32_t)cell->k,
+        .is_general =
+            bench->settings->op.value == IMBREX_KERNEL_OP_GEMM_SWIGLU && bench_is_general(bench, 0),
     };
 }
 
@@ -355,15 +402,15 @@ static void add_clusters(const struct bench *bench, struct bench_cell *cell,
 
 static enum bench_schedule schedule_of(const struct imbrex_kernel_variant *variant)
 {
-    return strcmp(variant->schedule, "pingpong") == 0      ? SCHEDULE_PINGPONG
-           : strcmp(variant->schedule, "cooperative") == 0 ? SCHEDULE_COOPERATIVE
-                                                           : SCHEDULE_GATE_FIRST;
+    return strcmp(variant->schedule, "gate_first") == 0 ? SCHEDULE_GATE_FIRST
+           : strcmp(variant->schedule, "pingpong") == 0 ? SCHEDULE_PINGPONG
+                                                        : SCHEDULE_COOPERATIVE;
 }
 
-static bool add_ours(struct bench *bench, struct bench_cell *cell)
+bool bench_add_plans(struct bench *bench, struct bench_cell *cell)
 {
     struct imbrex_kernel_shape shape = shape_of(bench, cell);
-    struct imbrex_kernel_plan plan, best[NUM_SCHEDULES];
+    struct imbrex_kernel_plan plan, untuned, best[NUM_SCHEDULES];
     double least_us = INFINITY;
     struct imbrex_error err = {0};
     bool has_best[NUM_SCHEDULES] = {false};
@@ -374,6 +421,11 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
         return false;
     }
     add_plan(bench, cell, &plan);
+    if (bench->description.tuned != NULL &&
+        imbrex_kernel_choose(bench->device, &shape, IMBREX_KERNEL_ANY_UNTUNED, &untuned, NULL) ==
+            IMBREX_STATUS_OK) {
+        add_plan(bench, cell, &untuned);
+    }
     if (bench->settings->plans.value != BENCH_PLANS_CHOSEN) {
         plan.expected_us = plan.num_tiles_n == 0 ? plan.expected_us : 0.0;
         plan.num_tiles_n = 0;
@@ -383,7 +435,8 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
     for (int32_t i = 0; i < imbrex_kernel_num_variants(shape.op); i++) {
         struct imbrex_kernel_variant variant;
         if (imbrex_kernel_choose(bench->device, &shape, i, &plan, NULL) != IMBREX_STATUS_OK ||
-            imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) != IMBREX_STATUS_OK) {
+            imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) != IMBREX_STATUS_OK ||
+            variant.is_portable != bench->is_portable) {
             continue;
         }
         enum bench_schedule schedule = schedule_of(&variant);
@@ -403,10 +456,22 @@ static bool add_ours(struct bench *bench, struct bench_cell *cell)
     for (int32_t i = 0; bench->settings->plans.value == BENCH_PLANS_ALL &&
                         i < imbrex_kernel_num_variants(shape.op);
          i++) {
+        struct imbrex_kernel_variant variant;
         if (imbrex_kernel_choose(bench->device, &shape, i, &plan, NULL) == IMBREX_STATUS_OK &&
+            imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) == IMBREX_STATUS_OK &&
+            variant.is_portable == bench->is_portable &&
             plan.expected_us < bench->settings->near.value * least_us) {
             add_clusters(bench, cell, &shape, plan);
         }
+    }
+    for (int i = 1; i < bench->cells->num_gatings; i++) {
+        shape.is_general = bench_is_general(bench, i);
+        if (imbrex_kernel_choose(bench->device, &shape, IMBREX_KERNEL_ANY_VARIANT, &plan, &err) !=
+            IMBREX_STATUS_OK) {
+            (void)output_library_error(&err);
+            return false;
+        }
+        add_gated_plan(bench, cell, &plan, i);
     }
     return true;
 }
@@ -645,6 +710,13 @@ static bool summarize(struct bench_cell *cell, int num_pairs)
         }
         contestant->gain = spread_of(ratios, num_pairs);
     }
+    for (int i = 0; i < cell->num_contestants; i++) {
+        struct contestant *contestant = &cell->contestants[i];
+        for (int j = 0; j < num_pairs; j++) {
+            ratios[j] = contestant->us[j] / cell->contestants[0].us[j];
+        }
+        contestant->over_chosen = spread_of(ratios, num_pairs);
+    }
     find_hidden_share(cell, ratios, num_pairs);
     free(ratios);
     for (int i = 0; i < cell->num_contestants; i++) {
@@ -654,7 +726,7 @@ static bool summarize(struct bench_cell *cell, int num_pairs)
     return true;
 }
 
-static bool time_contestants(struct bench *bench, struct bench_cell *cell)
+bool bench_time_contestants(struct bench *bench, struct bench_cell *cell)
 {
     int num_pairs = (int)bench->settings->num_pairs.value;
     size_t num_events = (size_t)num_pairs * ((size_t)cell->num_contestants + 1);
@@ -692,13 +764,50 @@ static bool time_contestants(struct bench *bench, struct bench_cell *cell)
     return is_ok;
 }
 
-static void release_cell(struct bench *bench, struct bench_cell *cell)
+void bench_cell_release(struct bench *bench, struct bench_cell *cell)
 {
     for (int i = 0; i < cell->num_contestants; i++) {
         drop_replay(bench, &cell->contestants[i]);
         free(cell->contestants[i].us);
+        cell->contestants[i].us = NULL;
     }
     cublaslt_product_destroy(cell->gemm);
+    cublaslt_product_destroy(cell->slice_gemm);
+    cell->gemm = cell->slice_gemm = NULL;
+}
+
+static bool has_baseline(const struct bench *bench, const struct bench_cell *cell,
+                         enum bench_baselines baseline)
+{
+    return cell->slice_width > 0 && (bench->settings->baselines.value & (int64_t)baseline) != 0;
+}
+
+static bool prepare_baselines(struct bench *bench, struct bench_cell *cell, CUevent begin,
+                              CUevent end)
+{
+    static const struct {
+        enum bench_baselines baseline;
+        enum contestant_kind kind;
+    } kinds[] = {{BENCH_BASELINES_HEURISTIC, CONTESTANT_HEURISTIC},
+                 {BENCH_BASELINES_STREAMS, CONTESTANT_STREAMS}};
+    char name[64];
+
+    if (cell->slice_width == 0) {
+        return true;
+    }
+    bool is_ok =
+        cublaslt_product_create(bench->lt, cell->m, cell->slice_width, cell->k, CUBLASLT_TYPE_BF16,
+                                CUBLASLT_TYPE_BF16, BENCH_WORKSPACE_BYTES, &cell->slice_gemm);
+    for (size_t i = 0; is_ok && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (has_baseline(bench, cell, kinds[i].baseline)) {
+            is_ok = choose_algorithm(bench, cell, kinds[i].kind, cell->slice_gemm, begin, end);
+            snprintf(name, sizeof(name), "%s: %d slices of %d",
+                     kinds[i].kind == CONTESTANT_STREAMS ? "streams" : "heuristic",
+                     (int)cell->num_slices, (int)cell->slice_width);
+            (void)add_contestant(cell, kinds[i].kind, name);
+        }
+    }
+    return is_ok;
 }
 
 static bool prepare_peers(struct bench *bench, struct bench_cell *cell)
@@ -709,23 +818,24 @@ static bool prepare_peers(struct bench *bench, struct bench_cell *cell)
                                 CUBLASLT_TYPE_BF16, BENCH_WORKSPACE_BYTES, &cell->gemm) &&
         GPU_CALL(&bench->gpu, event_create, &events[0], CU_EVENT_DEFAULT) &&
         GPU_CALL(&bench->gpu, event_create, &events[1], CU_EVENT_DEFAULT) &&
-        choose_algorithm(bench, cell, events[0], events[1]);
-    for (int i = 0; i < 2; i++) {
-        if (events[i] != NULL) {
-            (void)bench->gpu.event_destroy(events[i]);
-        }
-    }
+        choose_algorithm(bench, cell, CONTESTANT_GEMM, cell->gemm, events[0], events[1]);
     if (is_ok) {
         (void)add_contestant(cell, CONTESTANT_GEMM, "cuBLASLt");
         if (cell->product_stride != 0) {
             (void)add_contestant(cell, CONTESTANT_UNFUSED, "cuBLASLt + activation");
         }
     }
+    is_ok = is_ok && prepare_baselines(bench, cell, events[0], events[1]);
+    for (int i = 0; i < 2; i++) {
+        if (events[i] != NULL) {
+            (void)bench->gpu.event_destroy(events[i]);
+        }
+    }
     return is_ok;
 }
 
 /* Contestants that are wrong are left out of the race, and make the run a failure. */
-static bool check_contestants(struct bench *bench, struct bench_cell *cell, bool *all_right)
+bool bench_check_contestants(struct bench *bench, struct bench_cell *cell, bool *all_right)
 {
     int num_right = 0;
     for (int i = 0; i < cell->num_contestants; i++) {
@@ -744,9 +854,9 @@ static bool measure_cell(struct bench *bench, struct bench_cell *cell, struct be
 {
     bool is_ok = bench->settings->hidden_share
                      ? add_swish(bench, cell)
-                     : add_ours(bench, cell) && prepare_peers(bench, cell);
-    return is_ok && check_contestants(bench, cell, all_right) && time_contestants(bench, cell) &&
-           bench_report_add(report, bench, cell);
+                     : bench_add_plans(bench, cell) && prepare_peers(bench, cell);
+    return is_ok && bench_check_contestants(bench, cell, all_right) &&
+           bench_time_contestants(bench, cell) && bench_report_add(report, bench, cell);
 }
 
 static int measure(struct bench *bench, const struct bench_ops_cells *cells)
@@ -759,9 +869,7 @@ static int measure(struct bench *bench, const struct bench_ops_cells *cells)
         for (int j = 0; is_ok && j < cells->num_rows; j++) {
             bench_cell_init(bench, &cells->shapes[i], cells->rows[j], cell);
             /* Whole before the first call, which is told that weights are settled. */
-            is_ok = j > 0 || (fill(bench, bench->pools.weights, bench->pools.weights_bytes,
-                                   1.0f / sqrtf((float)cell->k), 7) &&
-                              GPU_CALL(&bench->gpu, stream_synchronize, bench->gpu.stream));
+            is_ok = j > 0 || bench_fill_weights(bench, cell);
             if (is_ok && bench->settings->numerics) {
                 is_ok = bench_numerics(bench, cell);
             } else if (is_ok && bench->settings->trace != NULL) {
@@ -769,7 +877,7 @@ static int measure(struct bench *bench, const struct bench_ops_cells *cells)
             } else if (is_ok) {
                 is_ok = measure_cell(bench, cell, report, &all_right);
             }
-            release_cell(bench, cell);
+            bench_cell_release(bench, cell);
         }
     }
     int exit_code = EXIT_CODE_FAILURE;
@@ -783,27 +891,37 @@ static int measure(struct bench *bench, const struct bench_ops_cells *cells)
 
 int bench_ops_cuda(const struct bench_ops_settings *settings, const struct bench_ops_cells *cells)
 {
-    struct bench bench = {.settings = settings};
+    struct bench bench = {.settings = settings, .cells = cells};
     struct imbrex_device_options options = imbrex_device_options_default();
     struct imbrex_error err = {0};
     int exit_code = EXIT_CODE_FAILURE;
 
     options.overlap_launches = !settings->no_overlap;
+    options.portable_kernels = settings->portable;
     /* Every plan of a sweep has boxes of its own. */
     options.max_tensor_maps = 16384;
+    options.log = output_log;
+    exit_code =
+        tuned_choose("bench ops: ", settings->tuned, &options.tuned, &options.tuned_is_optional);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    exit_code = EXIT_CODE_FAILURE;
     if (imbrex_device_open(cells->device_idx, &options, &bench.device, &err) != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
     imbrex_device_describe(bench.device, &bench.description);
+    bench.is_portable = settings->portable || bench.description.compute_capability != 90;
     if (gpu_open(cells->device_idx, &bench.gpu)) {
         bench.nvml = nvml_open(bench.gpu.pci_bus_id);
         bool has_gate_first =
             (!settings->hidden_share && settings->trace == NULL) || bench_gate_first_open(&bench);
         if (has_gate_first && cublaslt_open(settings->cublaslt, &bench.lt) &&
-            allocate_pools(&bench, cells)) {
+            allocate_pools(&bench, cells) && bench_streams_create(&bench)) {
             exit_code = measure(&bench, cells);
         }
-        free_pools(&bench);
+        bench_streams_destroy(&bench);
+        bench_pools_free(&bench);
         bench_gate_first_close(&bench);
         cublaslt_close(bench.lt);
         nvml_close(bench.nvml);

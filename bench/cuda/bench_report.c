@@ -22,7 +22,9 @@
 
 struct bench_report {
     json_t *root, *rows;
-    double log_gain_sum, log_unfused_sum;               /* of ours, the first contestant */
+    double log_gain_sum, log_unfused_sum;         /* of ours, the first contestant */
+    double log_slices_sum[CONTESTANT_KIND_COUNT]; /* time of the baselines over ours */
+    int num_slices[CONTESTANT_KIND_COUNT];
     double log_gate_first_sum, log_gate_first_ours_sum; /* of the best plan of each cell */
     double least_gain, best_tflops;
     int num_cells, num_unfused, num_gate_first, num_at_least_one, num_below_095;
@@ -50,6 +52,21 @@ static const char *choice_name(int64_t value, const char *const *names, int64_t 
     return value >= 0 && value < count ? names[value] : "?";
 }
 
+/* What gemm_swiglu computes beside SwiGLU. */
+static bool add_semantics(const struct bench *bench, json_t *header)
+{
+    const struct bench_ops_settings *settings = bench->settings;
+    bool is_exact = settings->rounding.value == IMBREX_ROUNDING_EXACT;
+    return json_object_set_new(
+               header, "activations",
+               json_string(settings->activations != NULL ? settings->activations : "silu")) == 0 &&
+           json_object_set_new(header, "rounding",
+                               json_string(is_exact ? "exact" : "match-unfused")) == 0 &&
+           json_object_set_new(header, "interleave_rows",
+                               json_integer((json_int_t)settings->interleave.value)) == 0 &&
+           json_object_set_new(header, "bias", json_boolean(settings->bias)) == 0;
+}
+
 static json_t *header_json(const struct bench *bench)
 {
     static const char *const clocks[] = {"warm", "burst", "sustained"};
@@ -61,7 +78,7 @@ static json_t *header_json(const struct bench *bench)
     bool is_plain = bench->settings->op.value == IMBREX_KERNEL_OP_GEMM;
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
-        "s:b, s:I, s:f}",
+        "s:b, s:b, s:I, s:f, s:s?, s:i}",
         "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version", imbrex_version(),
         "commit", bench_commit(), "date", now_text(date), "gpu", description->name, "driver",
         release, "cuda_driver", (int)description->driver_version, "num_sms",
@@ -70,8 +87,9 @@ static json_t *header_json(const struct bench *bench)
         "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
         choice_name(bench->settings->clock.value, clocks, 3), "weights",
         choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
-        !bench->settings->no_overlap, "pairs", (json_int_t)bench->settings->num_pairs.value,
-        "replay_ms", bench->settings->replay_ms.value);
+        !bench->settings->no_overlap, "portable", bench->is_portable, "pairs",
+        (json_int_t)bench->settings->num_pairs.value, "replay_ms", bench->settings->replay_ms.value,
+        "tuned", description->tuned, "num_tuned", (int)description->num_tuned);
 }
 
 struct bench_report *bench_report_create(const struct bench *bench)
@@ -81,7 +99,9 @@ struct bench_report *bench_report_create(const struct bench *bench)
         report->root = header_json(bench);
         report->rows = json_array();
     }
-    if (report == NULL || report->root == NULL || report->rows == NULL) {
+    if (report == NULL || report->root == NULL || report->rows == NULL ||
+        (bench->settings->op.value == IMBREX_KERNEL_OP_GEMM_SWIGLU &&
+         !add_semantics(bench, report->root))) {
         output_error("out of memory");
         bench_report_destroy(report);
         return NULL;
@@ -92,6 +112,12 @@ struct bench_report *bench_report_create(const struct bench *bench)
     output_printf("%s, %d SMs, driver %s, cuBLASLt %zu, commit %s\n", bench->description.name,
                   (int)bench->description.num_sms, release, cublaslt_version(bench->lt),
                   bench_commit());
+    if (bench->description.tuned != NULL) {
+        output_printf("tuned plans: %s, %d in use\n", bench->description.tuned,
+                      (int)bench->description.num_tuned);
+    } else {
+        output_printf("tuned plans: none\n");
+    }
     return report;
 }
 
@@ -129,14 +155,16 @@ static double clock_percent(const struct bench *bench, const struct bench_cell *
 static json_t *contestant_json(const struct bench *bench, const struct bench_cell *cell,
                                const struct contestant *contestant)
 {
-    static const char *const kinds[] = {"imbrex", "gemm", "gemm and activation", "gate_first"};
+    static const char *const kinds[CONTESTANT_KIND_COUNT] = {
+        "imbrex", "gemm", "gemm and activation", "heuristic", "streams", "gate_first"};
     double tflops = tflops_of(cell, contestant);
     json_t *row = json_pack(
-        "{s:s, s:s, s:i, s:o, s:o, s:f, s:f, s:f, s:f}", "kind", kinds[contestant->kind], "name",
-        contestant->name, "calls", contestant->num_calls, "us", spread_json(&contestant->time_us),
-        "speedup_over_gemm", spread_json(&contestant->gain), "tflops", tflops, "percent_of_nominal",
-        100.0 * tflops / NOMINAL_TFLOPS, "worst_error_of_bound", contestant->worst_error,
-        "share_beyond_ulp", contestant->beyond_ulp);
+        "{s:s, s:s, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f}", "kind", kinds[contestant->kind],
+        "name", contestant->name, "calls", contestant->num_calls, "us",
+        spread_json(&contestant->time_us), "speedup_over_gemm", spread_json(&contestant->gain),
+        "time_over_first", spread_json(&contestant->over_chosen), "tflops", tflops,
+        "percent_of_nominal", 100.0 * tflops / NOMINAL_TFLOPS, "worst_error_of_bound",
+        contestant->worst_error, "share_beyond_ulp", contestant->beyond_ulp);
     bool is_ok = row != NULL;
     if (is_ok && cell->has_clock) {
         is_ok = json_object_set_new(row, "percent_at_clock",
@@ -163,6 +191,20 @@ static json_t *contestant_json(const struct bench *bench, const struct bench_cel
                           "num_tiles_n", (int)contestant->plan.num_tiles_n, "waves",
                           (int)contestant->plan.num_waves, "expected_us",
                           contestant->plan.expected_us)) == 0;
+    }
+    if (is_ok && contestant->kind != CONTESTANT_GEMM &&
+        bench->settings->op.value == IMBREX_KERNEL_OP_GEMM_SWIGLU) {
+        is_ok = json_object_set_new(
+                    row, "activation",
+                    json_string(bench->cells->gatings[contestant->gating_idx].name)) == 0;
+    }
+    if (is_ok && contestant_is_sliced(contestant)) {
+        is_ok = json_object_set_new(row, "slices",
+                                    json_pack("{s:i, s:i, s:i}", "width", (int)cell->slice_width,
+                                              "count", (int)cell->num_slices, "streams",
+                                              contestant->kind == CONTESTANT_STREAMS
+                                                  ? (int)cell->num_streams
+                                                  : 1)) == 0;
     }
     if (is_ok && contestant->has_energy) {
         is_ok = json_object_set_new(row, "alone",
@@ -224,6 +266,14 @@ static void print_cell(const struct bench_report *report, const struct bench *be
                       100.0 * tflops / NOMINAL_TFLOPS, clock_percent(bench, cell, tflops),
                       contestant->gain.median, contestant->gain.p10, contestant->gain.p90,
                       contestant->name);
+        if (contestant->kind == CONTESTANT_STREAMS) {
+            output_printf(" over %d streams", (int)cell->num_streams);
+        }
+        if (contestant_is_sliced(contestant) && cell->contestants[0].kind == CONTESTANT_OURS) {
+            output_printf("; %.3f (%.3f-%.3f) x the time of the first",
+                          contestant->over_chosen.median, contestant->over_chosen.p10,
+                          contestant->over_chosen.p90);
+        }
         if (contestant->has_energy) {
             output_printf("; alone %.4g J, %.0f W, %.0f MHz", contestant->joules,
                           contestant->energy_watts, contestant->energy_clock_mhz);
@@ -302,8 +352,19 @@ bool bench_report_add(struct bench_report *report, const struct bench *bench,
                 log(cell->contestants[i].time_us.median / ours->time_us.median);
             report->num_unfused++;
         }
+        enum contestant_kind kind = cell->contestants[i].kind;
+        report->log_slices_sum[kind] += log(cell->contestants[i].over_chosen.median);
+        report->num_slices[kind]++;
     }
     return true;
+}
+
+/* Of a baseline's times over ours; 0: it did not run. */
+static double slices_geomean(const struct bench_report *report, enum contestant_kind kind)
+{
+    return report->num_slices[kind] > 0
+               ? exp(report->log_slices_sum[kind] / report->num_slices[kind])
+               : 0.0;
 }
 
 /* Of cells that hold no bare GEMM to compare with, their number alone. */
@@ -314,10 +375,12 @@ static json_t *summary_json(const struct bench_report *report,
         return json_pack("{s:i}", "cells", report->num_cells);
     }
     return json_pack(
-        "{s:i, s:f, s:f, s:f, s:i, s:i, s:f, s:I, s:I}", "cells", report->num_cells,
+        "{s:i, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:f, s:I, s:I}", "cells", report->num_cells,
         "geomean_over_gemm", exp(report->log_gain_sum / report->num_cells),
         "geomean_over_gemm_and_activation",
         report->num_unfused > 0 ? exp(report->log_unfused_sum / report->num_unfused) : 0.0,
+        "geomean_heuristic_over_imbrex", slices_geomean(report, CONTESTANT_HEURISTIC),
+        "geomean_streams_over_imbrex", slices_geomean(report, CONTESTANT_STREAMS),
         "least_over_gemm", report->least_gain, "cells_at_least_one", report->num_at_least_one,
         "cells_below_0.95", report->num_below_095, "best_tflops", report->best_tflops,
         "kernel_load_ns", (json_int_t)description->kernel_load_ns, "kernel_image_bytes",
@@ -371,6 +434,16 @@ int bench_report_finish(struct bench_report *report, const struct bench *bench)
                       "mean\n",
                       exp(report->log_gate_first_sum / report->num_gate_first),
                       exp(report->log_gate_first_ours_sum / report->num_gate_first));
+    }
+    static const struct {
+        enum contestant_kind kind;
+        const char *name;
+    } sliced[] = {{CONTESTANT_HEURISTIC, "heuristic"}, {CONTESTANT_STREAMS, "streams"}};
+    for (size_t i = 0; i < sizeof(sliced) / sizeof(sliced[0]); i++) {
+        if (report->num_slices[sliced[i].kind] > 0) {
+            output_printf("%s: %.3f x our time in geometric mean\n", sliced[i].name,
+                          slices_geomean(report, sliced[i].kind));
+        }
     }
     output_printf("kernels loaded: %lld bytes in %.1f ms\n",
                   (long long)description.kernel_image_bytes,

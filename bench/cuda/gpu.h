@@ -28,6 +28,7 @@
     X(stream_create, cuStreamCreate)              \
     X(stream_destroy, cuStreamDestroy)            \
     X(stream_synchronize, cuStreamSynchronize)    \
+    X(stream_wait_event, cuStreamWaitEvent)       \
     X(stream_begin_capture, cuStreamBeginCapture) \
     X(stream_end_capture, cuStreamEndCapture)     \
     X(event_create, cuEventCreate)                \

@@ -8,7 +8,9 @@ Qwen2.5 models with random weights in bf16, made on the GPU from their configura
 downloaded. decodeB is B sequences of --context tokens that are decoded together, under
 torch.compile(mode="reduce-overhead") with a static cache, greedily and without a look at the ids
 on the host; prefillN is a prompt of N tokens, eager. Compiling takes tens of seconds a decode row:
---budget ends the run before that time is over, and the rows left out are named.
+--budget ends the run before that time is over, and the rows left out are named. --side-by-side
+makes models and compiles decode rows in processes of their own, all at once, and then times row
+after row, each while the others wait: it takes the memory of all rows together.
 """
 import argparse
 import contextlib
@@ -17,6 +19,7 @@ import inspect
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 
@@ -90,7 +93,7 @@ def random_ids(model, *shape):
     return torch.randint(0, model.config.vocab_size, shape, device="cuda")
 
 
-def run_decode(model, batch, options):
+def run_decode(model, batch, options, wait_for_turn):
     torch._dynamo.reset()
     length = options.context + NUM_WARMUP_STEPS + options.repeats * options.steps
     cache = transformers.StaticCache(config=model.config, max_cache_len=length)
@@ -111,6 +114,7 @@ def run_decode(model, batch, options):
         ids = advance(ids)
     torch.cuda.synchronize()
     compile_s = time.monotonic() - begin
+    wait_for_turn()
     times = []
     for _ in range(options.repeats):
         begin = time.monotonic()
@@ -123,8 +127,9 @@ def run_decode(model, batch, options):
             "weight_bytes": read_bytes(model), "step_ms_samples": [t * 1e3 for t in times]}
 
 
-def run_prefill(model, num_tokens, options):
+def run_prefill(model, num_tokens, options, wait_for_turn):
     ids = random_ids(model, 1, num_tokens)
+    wait_for_turn()
     times = []
     for i in range(2 + options.repeats):
         torch.cuda.synchronize()
@@ -170,6 +175,9 @@ def parse_arguments():
     parser.add_argument("--repeats", type=int, default=5, help="samples of a row")
     parser.add_argument("--budget", type=float, default=110,
                         help="seconds after which no row begins")
+    parser.add_argument("--side-by-side", action="store_true",
+                        help="compile all rows at the same time, then time one after another")
+    parser.add_argument("--serve-row", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-o", "--output", metavar="FILE", help="write JSON too")
     options = parser.parse_args()
     if isinstance(options.rows, str):
@@ -191,11 +199,11 @@ def head():
             "torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def run_row(model, kind, count, options):
+def run_row(model, kind, count, options, wait_for_turn=lambda: None):
     try:
         with torch.inference_mode():
             run = run_decode if kind == "decode" else run_prefill
-            return run(model, count, options)
+            return run(model, count, options, wait_for_turn)
     # A row that a release of torch or transformers cannot do leaves the others theirs.
     except Exception as error:  # pylint: disable=broad-exception-caught
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
@@ -207,25 +215,20 @@ def print_row(row):
     print(f"{row['model']:6} {row['test']:24} {result}", flush=True)
 
 
-def main():
-    options = parse_arguments()
-    begin = time.monotonic()
-    if MISSING:
-        sys.exit(f"hf_decode.py: expected the Python packages torch and transformers: {MISSING}")
-    if not torch.cuda.is_available():
-        sys.exit("hf_decode.py: expected a GPU that torch can use, found none")
-    report = {**head(), "context": options.context, "steps": options.steps, "rows": []}
-    print(f"{report['gpu']}, torch {report['torch']}, transformers {report['transformers']}")
-    print(f"{'model':6} {'test':24} {'ms':>10} {'tokens/s':>12} {'took s':>8}")
+def empty_row(name, kind, count, options):
+    test = f"decode x{count} @ d{options.context}" if kind == "decode" else f"prefill {count}"
+    return {"model": name, "parameters": num_parameters(name), "test": test, "kind": kind,
+            "batch": count if kind == "decode" else 1,
+            "tokens": count if kind == "prefill" else options.steps,
+            "depth": options.context if kind == "decode" else 0}
+
+
+def run_in_turn(options, begin):
+    """Yields row after row, each compiled when its turn has come."""
     for name in options.models:
         model = None
         for kind, count in options.rows:
-            test = (f"decode x{count} @ d{options.context}" if kind == "decode"
-                    else f"prefill {count}")
-            row = {"model": name, "parameters": num_parameters(name), "test": test, "kind": kind,
-                   "batch": count if kind == "decode" else 1,
-                   "tokens": count if kind == "prefill" else options.steps,
-                   "depth": options.context if kind == "decode" else 0}
+            row = empty_row(name, kind, count, options)
             if time.monotonic() - begin > options.budget:
                 row["error"] = "left out: the budget is spent"
             else:
@@ -237,11 +240,80 @@ def main():
                 row.update(run_row(model, kind, count, options))
                 row["wall_s"] = time.monotonic() - row_begin
                 torch.cuda.empty_cache()
-            report["rows"].append(row)
-            print_row(row)
+            yield row
         del model
         torch._dynamo.reset()
         torch.cuda.empty_cache()
+
+
+def serve_one_row(options):
+    """The process of a row: says that it is ready, waits for a line, times, writes the row."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no reply
+
+    def wait_for_turn():
+        torch.cuda.synchronize()
+        print("ready", file=replies, flush=True)
+        sys.stdin.readline()
+
+    (name,), ((kind, count),) = options.models, options.rows
+    result = run_row(make_model(name), kind, count, options, wait_for_turn)
+    print(json.dumps(result), file=replies, flush=True)
+    os._exit(0)
+
+
+def start_row(name, kind, count, options):
+    command = [sys.executable, __file__, "--serve-row", "--models", name, "--rows",
+               f"{kind}{count}", "--context", str(options.context), "--steps", str(options.steps),
+               "--repeats", str(options.repeats)]
+    # Each compiler would start a worker for every CPU.
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, **threads})
+
+
+def run_side_by_side(options, begin):
+    """Yields row after row, all of them compiled before the first is timed."""
+    running = [(empty_row(name, kind, count, options), start_row(name, kind, count, options))
+               for name in options.models for kind, count in options.rows]
+    waiting = []
+    for row, process in running:
+        reply = process.stdout.readline()
+        waiting.append((row, process, reply if reply.strip() != "ready" else None))
+    print(f"all rows ready after {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+    for row, process, reply in waiting:
+        row_begin = time.monotonic()
+        if reply is None and row_begin - begin > options.budget:
+            process.kill()
+            row["error"] = "left out: the budget is spent"
+        else:
+            if reply is None:
+                process.stdin.write("go\n")
+                process.stdin.flush()
+                reply = process.stdout.readline()
+            row.update(json.loads(reply) if reply.strip()
+                       else {"error": f"the process of the row ended, exit {process.wait()}"})
+            row["wall_s"] = time.monotonic() - row_begin
+        process.wait()
+        yield row
+
+
+def main():
+    options = parse_arguments()
+    begin = time.monotonic()
+    if MISSING:
+        sys.exit(f"hf_decode.py: expected the Python packages torch and transformers: {MISSING}")
+    if not torch.cuda.is_available():
+        sys.exit("hf_decode.py: expected a GPU that torch can use, found none")
+    if options.serve_row:
+        serve_one_row(options)
+    report = {**head(), "context": options.context, "steps": options.steps, "rows": []}
+    print(f"{report['gpu']}, torch {report['torch']}, transformers {report['transformers']}")
+    print(f"{'model':6} {'test':24} {'ms':>10} {'tokens/s':>12} {'took s':>8}")
+    run = run_side_by_side if options.side_by_side else run_in_turn
+    for row in run(options, begin):
+        report["rows"].append(row)
+        print_row(row)
     if options.output:
         with open(options.output, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)

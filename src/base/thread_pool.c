@@ -28,7 +28,10 @@
 
 /* So that `next` past the end cannot overflow. */
 #define MAX_COUNT (INT64_MAX / (2 * THREAD_POOL_MAX_THREADS))
-#define SPIN_NS 20000
+/* Longer than a piece of an op with few rows, some 30 us, for which a thread may have to wait: with
+ * 20 us a token of Qwen2.5-0.5B slept 30 times on two threads, and waking a halted CPU of a virtual
+ * machine takes as long again. */
+#define SPIN_NS 100000
 #define PAUSES_PER_CLOCK_READ 32      /* about 1 us: a pause is 20 to 150 cycles */
 #define WORKER_STACK_BYTES (1u << 20) /* kernels keep tiles of up to some 32 KiB on the stack */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A persistent pool for parallel loops. Workers spin for at most 20 us after a loop, then sleep on
+/* A persistent pool for parallel loops. Workers spin for at most 100 us after a loop, then sleep on
  * a futex, so that the loops of a decode step follow each other without a system call and an idle
  * engine uses no CPU. */
 #ifndef IMBREX_BASE_THREAD_POOL_H

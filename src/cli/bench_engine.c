@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* imbrex bench engine: a load of random prompts for an engine in this process, and what it makes of
  * them. */
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +14,7 @@
 #include "cli/load_report.h"
 #include "cli/load_run.h"
 #include "cli/output.h"
+#include "cli/report_header.h"
 #include "cli/signals.h"
 #include "imbrex.h"
 
@@ -194,6 +194,7 @@ static const struct option_spec bench_options[] = {
      .help = "run the load with and without batch invariance in turns, three times each, and show "
              "what it costs; closed loop only",
      .offset = offsetof(struct bench_settings, compare_invariant)},
+    ENGINE_OPTION_KV_TIERS(struct bench_settings),
     ENGINE_OPTIONS_GPU(struct bench_settings),
     ENGINE_OPTION_INVARIANT(struct bench_settings),
     ENGINE_OPTION_THREADS(struct bench_settings),
@@ -313,8 +314,6 @@ static int check_settings(const struct bench_settings *settings)
     return engine_settings_check_policy("kv-policy", policy_of(settings));
 }
 
-/* Opened before the run: a name that cannot be written should not cost one. The old content stays
- * until there is a new one. */
 static int open_json(struct bench_state *state)
 {
     const char *path = state->settings->json;
@@ -322,12 +321,7 @@ static int open_json(struct bench_state *state)
     if (path == NULL || strcmp(path, "-") == 0) {
         return EXIT_CODE_OK;
     }
-    state->json_file = fopen(path, "ae");
-    if (state->json_file == NULL) {
-        output_error("%s: cannot write: %s", path, strerror(errno));
-        return EXIT_CODE_FAILURE;
-    }
-    return EXIT_CODE_OK;
+    return report_open(path, &state->json_file);
 }
 
 /* ---- the load -------------------------------------------------------------------------------- */
@@ -555,8 +549,12 @@ static int create_engine(struct bench_state *state, struct imbrex_engine_options
 static int create_engines(struct bench_state *state)
 {
     struct imbrex_engine_options options;
+    char kv_folder[ENGINE_MAX_PATH_BYTES];
     int exit_code = choose_engine_options(state, &options);
 
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_choose_tiers(&state->settings->engine, kv_folder, &options);
+    }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = create_engine(state, &options, &state->engine);
     }
@@ -641,7 +639,6 @@ static int compare(struct bench_state *state, struct load_comparison *comparison
 
 static int write_json(struct bench_state *state)
 {
-    const char *path = state->settings->json;
     char *text = NULL;
     int exit_code = load_report_format_json(&state->report, &text);
 
@@ -650,15 +647,8 @@ static int write_json(struct bench_state *state)
     }
     if (state->json_file == NULL) {
         output_printf("%s\n", text);
-        free(text);
-        return EXIT_CODE_OK;
-    }
-    /* What is no regular file, a pipe or a device, cannot be made empty and needs not be. */
-    bool is_written = (ftruncate(fileno(state->json_file), 0) == 0 || errno == EINVAL) &&
-                      fprintf(state->json_file, "%s\n", text) >= 0 && fflush(state->json_file) == 0;
-    if (!is_written) {
-        output_error("%s: cannot write: %s", path, strerror(errno));
-        exit_code = EXIT_CODE_FAILURE;
+    } else {
+        exit_code = report_write_text(state->settings->json, state->json_file, text);
     }
     free(text);
     return exit_code;

@@ -105,6 +105,7 @@ static const struct option_spec model_options[] = {
      .offset = offsetof(struct model_settings, no_roofs)},
     ENGINE_OPTION_DEVICE(struct model_settings),
     ENGINE_OPTION_COMPUTE(struct model_settings),
+    ENGINE_OPTION_TUNED(struct model_settings),
     ENGINE_OPTION_ABLATE(struct model_settings,
                          "on a GPU, measure beside it, in turns, engines each without one of: mlp "
                          "(gate, up and the activation in one kernel), attention (the fast kernels "
@@ -460,11 +461,16 @@ static int choose_sizes(struct model_bench *bench, struct imbrex_engine_options 
     return EXIT_CODE_OK;
 }
 
-static int check_shares(const struct model_bench *bench)
+static int check_gpu_options(const struct model_bench *bench)
 {
-    if (bench->settings->shares && bench->meter == NULL) {
-        output_error("bench model: --shares: expected a model that runs on a GPU with it, found "
-                     "one on the CPU");
+    const struct model_settings *settings = bench->settings;
+    bool has_energy = settings->energy_ms.given && settings->energy_ms.value > 0.0;
+    const char *name = settings->shares ? "shares" : has_energy ? "energy-ms" : NULL;
+
+    if (name != NULL && bench->meter == NULL) {
+        output_error("bench model: --%s: expected a model that runs on a GPU with it, found one on "
+                     "the CPU",
+                     name);
         return EXIT_CODE_INPUT;
     }
     return EXIT_CODE_OK;
@@ -485,7 +491,7 @@ static int create_engines(struct model_bench *bench, int32_t num_threads)
     options.num_threads = num_threads;
     exit_code = choose_sizes(bench, &options);
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = check_shares(bench);
+        exit_code = check_gpu_options(bench);
     }
     for (int32_t i = 0; i < bench->num_engines && exit_code == EXIT_CODE_OK; i++) {
         options.ablations = bench->engines[i].ablations;
@@ -602,7 +608,11 @@ static int run_threads(struct model_bench *bench, int32_t num_threads)
 
 static int run_model(struct model_bench *bench, const char *path)
 {
+    /* Opening draws random weights, which takes a while: as long as there is no row to report, an
+     * interrupt ends the program at once. */
+    signals_note_interrupts(json_array_size(bench->rows) > 0);
     int exit_code = open_model(bench, path);
+    signals_note_interrupts(true);
 
     if (exit_code == EXIT_CODE_OK) {
         exit_code = make_prefixes(bench);
@@ -662,7 +672,6 @@ static int bench_models(struct model_bench *bench, const char *operand)
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
-    signals_note_interrupts(true);
     signals_watch_interrupts();
     exit_code = run_models(bench, operand);
     if (exit_code == EXIT_CODE_OK) {

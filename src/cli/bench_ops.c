@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/engine_settings.h"
 #include "cli/output.h"
+#include "cli/tuned_path.h"
 
 static const struct bench_ops_settings bench_ops_defaults = {
     .shapes = "qwen2.5",
@@ -18,6 +19,8 @@ static const struct bench_ops_settings bench_ops_defaults = {
     .num_pairs = {.value = 15},
     .replay_ms = {.value = 4.0},
     .near = {.value = 1.25},
+    .baselines = {.value = BENCH_BASELINES_BOTH},
+    .num_streams = {.value = 4},
 };
 
 #define CUDA_ROWS "128,256,512,1024,2048,4096,8192,16384"
@@ -38,10 +41,30 @@ static const struct option_choice plans_choices[] = {{"chosen", BENCH_PLANS_CHOS
                                                      {"schedules", BENCH_PLANS_SCHEDULES},
                                                      {"all", BENCH_PLANS_ALL},
                                                      {NULL, 0}};
+static const struct option_choice baselines_choices[] = {{"both", BENCH_BASELINES_BOTH},
+                                                         {"heuristic", BENCH_BASELINES_HEURISTIC},
+                                                         {"streams", BENCH_BASELINES_STREAMS},
+                                                         {"none", BENCH_BASELINES_NONE},
+                                                         {NULL, 0}};
 static const struct option_choice weights_choices[] = {{"gate-up", BENCH_WEIGHTS_GATE_UP},
                                                        {"up-gate", BENCH_WEIGHTS_UP_GATE},
                                                        {"separate", BENCH_WEIGHTS_SEPARATE},
                                                        {NULL, 0}};
+static const struct option_choice rounding_choices[] = {
+    {"exact", IMBREX_ROUNDING_EXACT}, {"match-unfused", IMBREX_ROUNDING_MATCH_UNFUSED}, {NULL, 0}};
+static const struct option_choice interleave_choices[] = {{"0", 0}, {"1", 1}, {"8", 8}, {NULL, 0}};
+
+static const struct bench_gating gatings[] = {
+    {"silu", {.activation = IMBREX_ACTIVATION_SILU}},
+    {"gelu", {.activation = IMBREX_ACTIVATION_GELU_ERF}},
+    {"gelu-tanh", {.activation = IMBREX_ACTIVATION_GELU_TANH}},
+    {"relu", {.activation = IMBREX_ACTIVATION_RELU}},
+    {"gpt-oss", {.alpha = 1.702f, .limit = 7.0f, .up_offset = 1.0f}},
+    /* A limit that no value meets: what the kernels for any gating take longer. */
+    {"silu-general", {.limit = 1e30f}},
+};
+#define NUM_GATINGS (int)(sizeof(gatings) / sizeof(gatings[0]))
+
 static const struct option_choice clock_choices[] = {{"warm", BENCH_CLOCK_WARM},
                                                      {"burst", BENCH_CLOCK_BURST},
                                                      {"sustained", BENCH_CLOCK_SUSTAINED},
@@ -99,7 +122,8 @@ static const struct option_spec bench_ops_options[] = {
      .type = OPTION_TYPE_CHOICE,
      .group = "What",
      .help =
-         "chosen: the kernel that the library chooses, and that of the cost model; schedules: the "
+         "chosen: the kernel that the library chooses, and those that it would without tuned plans "
+         "and by its cost model; schedules: the "
          "best of each too, and with tiles of one width; all: every variant, cluster and walk that "
          "is not expected to be far slower",
      .choices = plans_choices,
@@ -112,6 +136,30 @@ static const struct option_spec bench_ops_options[] = {
      .min = 1,
      .max = 100,
      .offset = offsetof(struct bench_ops_settings, near)},
+    {.long_name = "baselines",
+     .argument = "KIND",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help = "gemm_swiglu in slices of intermediate_size, two products of cuBLASLt and an "
+             "activation each, of the width that a rule of thumb has for the GPU: heuristic, one "
+             "after the other; streams, over several streams; both; or none",
+     .choices = baselines_choices,
+     .offset = offsetof(struct bench_ops_settings, baselines)},
+    {.long_name = "streams",
+     .argument = "N",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "What",
+     .help = "how many the baseline of that name has",
+     .min = 1,
+     .max = BENCH_MAX_STREAMS,
+     .offset = offsetof(struct bench_ops_settings, num_streams)},
+    {.long_name = "tuned",
+     .argument = "PATH",
+     .type = OPTION_TYPE_STRING,
+     .group = "What",
+     .help = TUNED_HELP,
+     .default_text = TUNED_DEFAULT_TEXT,
+     .offset = offsetof(struct bench_ops_settings, tuned)},
     {.long_name = "weights",
      .argument = "ORDER",
      .type = OPTION_TYPE_CHOICE,
@@ -119,6 +167,37 @@ static const struct option_spec bench_ops_options[] = {
      .help = "where gate and up lie: gate-up and up-gate are one matrix, separate is two",
      .choices = weights_choices,
      .offset = offsetof(struct bench_ops_settings, weights)},
+    {.long_name = "activation",
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "What",
+     .help = "silu, gelu, gelu-tanh, relu, gpt-oss (scaled, clamped SiLU and an offset), "
+             "silu-general (SiLU by the kernels of all others); of gemm_swiglu on a GPU, the first "
+             "by all plans, each other by the one that is chosen for it",
+     .default_text = "silu",
+     .offset = offsetof(struct bench_ops_settings, activations)},
+    {.long_name = "rounding",
+     .argument = "KIND",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help = "exact, or match-unfused: as if each operation had a bf16 result; of gemm_swiglu on a "
+             "GPU",
+     .choices = rounding_choices,
+     .offset = offsetof(struct bench_ops_settings, rounding)},
+    {.long_name = "interleave",
+     .argument = "ROWS",
+     .type = OPTION_TYPE_CHOICE,
+     .group = "What",
+     .help = "0, 1 or 8: rows of gate and of up that take turns in one matrix, which --weights "
+             "says begins with which; of gemm_swiglu on a GPU",
+     .choices = interleave_choices,
+     .offset = offsetof(struct bench_ops_settings, interleave)},
+    {.long_name = "bias",
+     .type = OPTION_TYPE_FLAG,
+     .group = "What",
+     .help = "add a bias to gate and to up, which what runs beside does not; of gemm_swiglu on a "
+             "GPU",
+     .offset = offsetof(struct bench_ops_settings, bias)},
     {.long_name = "numerics",
      .type = OPTION_TYPE_FLAG,
      .group = "What",
@@ -199,6 +278,11 @@ static const struct option_spec bench_ops_options[] = {
      .group = "How",
      .help = "kernels start when the one before them has ended",
      .offset = offsetof(struct bench_ops_settings, no_overlap)},
+    {.long_name = "portable",
+     .type = OPTION_TYPE_FLAG,
+     .group = "How",
+     .help = "on a Hopper GPU too, the kernels of all others from Ampere on",
+     .offset = offsetof(struct bench_ops_settings, portable)},
     {.long_name = "no-roofs",
      .type = OPTION_TYPE_FLAG,
      .group = "How",
@@ -230,15 +314,13 @@ static const struct bench_shape qwen2_5_shapes[] = {
 };
 #define NUM_QWEN2_5_SHAPES (int)(sizeof(qwen2_5_shapes) / sizeof(qwen2_5_shapes[0]))
 
-#define MAX_SIDE (1 << 24)
-
-/* A whole number in [1, MAX_SIDE]; *end is behind it. */
+/* A whole number in [1, BENCH_MAX_SIDE]; *end is behind it. */
 static bool parse_side(const char *text, const char **end, int32_t *side)
 {
     char *after = NULL;
     errno = 0;
     long value = strtol(text, &after, 10);
-    if (after == text || errno != 0 || value < 1 || value > MAX_SIDE) {
+    if (after == text || errno != 0 || value < 1 || value > BENCH_MAX_SIDE) {
         return false;
     }
     *end = after;
@@ -246,44 +328,49 @@ static bool parse_side(const char *text, const char **end, int32_t *side)
     return true;
 }
 
-static bool add_shape(struct bench_ops_cells *cells, const struct bench_shape *shape)
-{
-    if (cells->num_shapes == BENCH_MAX_SHAPES) {
-        output_error("bench ops: --shapes: expected at most %d", BENCH_MAX_SHAPES);
-        return false;
-    }
-    cells->shapes[cells->num_shapes++] = *shape;
-    return true;
-}
-
-static bool parse_shape(const char *word, struct bench_ops_cells *cells)
+int bench_shapes_of_word(const char *word, struct bench_shape shapes[BENCH_MAX_SHAPES])
 {
     struct bench_shape shape = {.name = ""};
     const char *end = NULL;
 
     if (strcmp(word, "qwen2.5") == 0) {
-        for (int i = 0; i < NUM_QWEN2_5_SHAPES; i++) {
-            if (!add_shape(cells, &qwen2_5_shapes[i])) {
-                return false;
-            }
-        }
-        return true;
+        memcpy(shapes, qwen2_5_shapes, sizeof(qwen2_5_shapes));
+        return NUM_QWEN2_5_SHAPES;
     }
     for (int i = 0; i < NUM_QWEN2_5_SHAPES; i++) {
         if (strcmp(word, qwen2_5_shapes[i].name) == 0) {
-            return add_shape(cells, &qwen2_5_shapes[i]);
+            shapes[0] = qwen2_5_shapes[i];
+            return 1;
         }
     }
     if (!parse_side(word, &end, &shape.hidden_size) || *end != 'x' ||
         !parse_side(end + 1, &end, &shape.intermediate_size) || *end != '\0') {
+        return 0;
+    }
+    snprintf(shape.name, sizeof(shape.name), "%dx%d", (int)shape.hidden_size,
+             (int)shape.intermediate_size);
+    shapes[0] = shape;
+    return 1;
+}
+
+static bool parse_shape(const char *word, struct bench_ops_cells *cells)
+{
+    struct bench_shape shapes[BENCH_MAX_SHAPES];
+    int num_shapes = bench_shapes_of_word(word, shapes);
+
+    if (num_shapes == 0) {
         output_error("bench ops: --shapes: expected qwen2.5, one of its models (7B), or two whole "
                      "numbers (3584x18944), found \"%s\"",
                      word);
         return false;
     }
-    snprintf(shape.name, sizeof(shape.name), "%dx%d", (int)shape.hidden_size,
-             (int)shape.intermediate_size);
-    return add_shape(cells, &shape);
+    if (cells->num_shapes + num_shapes > BENCH_MAX_SHAPES) {
+        output_error("bench ops: --shapes: expected at most %d", BENCH_MAX_SHAPES);
+        return false;
+    }
+    memcpy(&cells->shapes[cells->num_shapes], shapes, (size_t)num_shapes * sizeof(shapes[0]));
+    cells->num_shapes += num_shapes;
+    return true;
 }
 
 static bool parse_rows(const char *word, struct bench_ops_cells *cells)
@@ -291,8 +378,8 @@ static bool parse_rows(const char *word, struct bench_ops_cells *cells)
     const char *end = NULL;
     int32_t rows = 0;
     if (!parse_side(word, &end, &rows) || *end != '\0') {
-        output_error("bench ops: --m: expected whole numbers from 1 to %d, found \"%s\"", MAX_SIDE,
-                     word);
+        output_error("bench ops: --m: expected whole numbers from 1 to %d, found \"%s\"",
+                     BENCH_MAX_SIDE, word);
         return false;
     }
     if (cells->num_rows == BENCH_MAX_ROWS) {
@@ -319,6 +406,25 @@ static int parse_list(const char *list, bool (*parse)(const char *, struct bench
     }
     free(copy);
     return is_ok ? EXIT_CODE_OK : EXIT_CODE_INPUT;
+}
+
+static bool parse_gating(const char *word, struct bench_ops_cells *cells)
+{
+    for (int i = 0; i < NUM_GATINGS; i++) {
+        if (strcmp(word, gatings[i].name) != 0) {
+            continue;
+        }
+        if (cells->num_gatings == BENCH_MAX_GATINGS) {
+            output_error("bench ops: --activation: expected at most %d", BENCH_MAX_GATINGS);
+            return false;
+        }
+        cells->gatings[cells->num_gatings++] = gatings[i];
+        return true;
+    }
+    output_error("bench ops: --activation: expected silu, gelu, gelu-tanh, relu, gpt-oss or "
+                 "silu-general, found \"%s\"",
+                 word);
+    return false;
 }
 
 static bool parse_dtype(const char *word, struct bench_ops_cells *cells)
@@ -362,21 +468,30 @@ static bool has_gpu(void)
     return false;
 }
 
-static int parse_device(const char *name, int32_t *device_idx, bool *is_cpu)
+bool bench_parse_gpu(const char *name, int32_t *device_idx)
 {
     const char *end = NULL;
     int32_t above = 0;
+    *device_idx = 0;
+    if (name == NULL || strcmp(name, "cuda") == 0 || strcmp(name, "cuda:0") == 0) {
+        return true;
+    }
+    if (strncmp(name, "cuda:", 5) != 0 || !parse_side(name + 5, &end, &above) || *end != '\0') {
+        return false;
+    }
+    *device_idx = above;
+    return true;
+}
+
+static int parse_device(const char *name, int32_t *device_idx, bool *is_cpu)
+{
     *device_idx = 0;
     *is_cpu = false;
     if (name == NULL || strcmp(name, "cpu") == 0) {
         *is_cpu = name != NULL || !has_gpu();
         return EXIT_CODE_OK;
     }
-    if (strcmp(name, "cuda") == 0 || strcmp(name, "cuda:0") == 0) {
-        return EXIT_CODE_OK;
-    }
-    if (strncmp(name, "cuda:", 5) == 0 && parse_side(name + 5, &end, &above) && *end == '\0') {
-        *device_idx = above;
+    if (bench_parse_gpu(name, device_idx)) {
         return EXIT_CODE_OK;
     }
     output_error("bench ops: --device: expected cpu, cuda or cuda:N, found \"%s\"", name);
@@ -392,6 +507,10 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
     if (is_cpu) {
         foreign = settings->plans.given                 ? "plans"
                   : settings->weights.given             ? "weights"
+                  : settings->activations != NULL       ? "activation"
+                  : settings->rounding.given            ? "rounding"
+                  : settings->interleave.given          ? "interleave"
+                  : settings->bias                      ? "bias"
                   : settings->numerics                  ? "numerics"
                   : settings->hidden_share              ? "hidden-share"
                   : settings->trace != NULL             ? "trace"
@@ -400,7 +519,11 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
                   : settings->energy_ms.given           ? "energy-ms"
                   : settings->group_m.given             ? "group-m"
                   : settings->no_overlap                ? "no-overlap"
+                  : settings->portable                  ? "portable"
                   : settings->cublaslt != NULL          ? "cublaslt"
+                  : settings->baselines.given           ? "baselines"
+                  : settings->num_streams.given         ? "streams"
+                  : settings->tuned != NULL             ? "tuned"
                   : settings->op.value == BENCH_OP_GEMM ? "op gemm"
                                                         : NULL;
     } else {
@@ -432,10 +555,42 @@ static int check_gate_first(const struct bench_ops_settings *settings,
                      bench_op_name((enum bench_op)settings->op.value));
         return EXIT_CODE_INPUT;
     }
+    const char *foreign = settings->portable              ? "portable"
+                          : settings->activations != NULL ? "activation"
+                          : settings->rounding.given      ? "rounding"
+                          : settings->interleave.given    ? "interleave"
+                          : settings->bias                ? "bias"
+                                                          : NULL;
+    if ((settings->hidden_share || settings->trace != NULL) && foreign != NULL) {
+        output_error("bench ops: --%s: expected no --%s with it, which gate_first does not have",
+                     settings->trace != NULL ? "trace" : "hidden-share", foreign);
+        return EXIT_CODE_INPUT;
+    }
     if (settings->trace != NULL && cells->num_shapes * cells->num_rows != 1) {
         output_error("bench ops: --trace: expected one shape and one number of tokens, found %d "
                      "and %d",
                      cells->num_shapes, cells->num_rows);
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
+}
+
+/* Options of gemm_swiglu, and those of them that exclude each other. */
+static int check_semantics(const struct bench_ops_settings *settings)
+{
+    const char *foreign = settings->op.value != BENCH_OP_GEMM ? NULL
+                          : settings->activations != NULL     ? "activation"
+                          : settings->rounding.given          ? "rounding"
+                          : settings->interleave.given        ? "interleave"
+                          : settings->bias                    ? "bias"
+                                                              : NULL;
+    if (foreign != NULL) {
+        output_error("bench ops: --%s: expected --op gemm_swiglu with it, found gemm", foreign);
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->interleave.value != 0 && settings->weights.value == BENCH_WEIGHTS_SEPARATE) {
+        output_error("bench ops: --interleave: expected --weights gate-up or up-gate with it, "
+                     "found separate");
         return EXIT_CODE_INPUT;
     }
     return EXIT_CODE_OK;
@@ -449,6 +604,10 @@ static int parse_lists(const struct bench_ops_settings *settings, bool is_cpu,
 
     if (exit_code == EXIT_CODE_OK) {
         exit_code = parse_list(rows, parse_rows, cells);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = parse_list(settings->activations != NULL ? settings->activations : "silu",
+                               parse_gating, cells);
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code =
@@ -471,6 +630,9 @@ static int run(const void *settings_bytes, const char *model)
     int exit_code = parse_device(settings->device, &cells.device_idx, &is_cpu);
     if (exit_code == EXIT_CODE_OK) {
         exit_code = check_device(settings, is_cpu);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = check_semantics(settings);
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = parse_lists(settings, is_cpu, &cells);
@@ -498,7 +660,9 @@ const struct command bench_ops = {
     .summary = "the kernels, beside other libraries and beside what the machine can do",
     .description =
         "Proves kernels against a reference, then times them. On a GPU beside cuBLASLt: its bare "
-        "GEMM, and its GEMM followed by one activation kernel. On a CPU, each kernel path beside "
+        "GEMM, its GEMM followed by one activation kernel, and two baselines that cut the work "
+        "into "
+        "slices. On a CPU, each kernel path beside "
         "the others and beside the measured rates of memory and arithmetic; the fused MLP beside "
         "two products and a pass for the activation. All run in one process, one after the other, "
         "on random inputs that rotate through more memory than the caches hold; figures are "
@@ -506,6 +670,7 @@ const struct command bench_ops = {
     .examples = "  imbrex bench ops -o bench/results/2026-11-29-h200-gemm_swiglu.json\n"
                 "  imbrex bench ops --op gemm --shapes 7B --m 512,4096 -o down_proj.json\n"
                 "  imbrex bench ops --shapes 72B --m 4096 --clock burst\n"
+                "  imbrex bench ops --shapes 7B --m 2048 --activation silu,gelu,relu,gpt-oss\n"
                 "  imbrex bench ops --device cpu --shapes 0.5B --dtype bf16,q8_0,q4_0\n",
     .options = {bench_ops_options, sizeof(bench_ops_options) / sizeof(bench_ops_options[0])},
     .defaults = &bench_ops_defaults,

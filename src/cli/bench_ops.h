@@ -27,6 +27,15 @@ enum bench_plans {
     BENCH_PLANS_ALL,       /* and every variant that is not hopeless, in each cluster and walk */
 };
 
+/* The rule of slices (imbrex_slice_width), of gemm_swiglu. */
+enum bench_baselines {
+    BENCH_BASELINES_NONE = 0,
+    BENCH_BASELINES_HEURISTIC = 1, /* on one stream */
+    BENCH_BASELINES_STREAMS = 2,   /* over several */
+    BENCH_BASELINES_BOTH = 3,
+};
+#define BENCH_MAX_STREAMS 16
+
 enum bench_weights { BENCH_WEIGHTS_GATE_UP, BENCH_WEIGHTS_UP_GATE, BENCH_WEIGHTS_SEPARATE };
 
 enum bench_clock {
@@ -36,13 +45,21 @@ enum bench_clock {
 };
 
 struct bench_ops_settings {
-    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output, *trace;
+    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output, *activations, *tuned, *trace;
     struct option_integer threads, cpu;
-    struct option_integer op, plans, weights, clock, num_pairs, group_m;
+    struct option_integer op, plans, weights, clock, num_pairs, group_m, baselines, num_streams;
     struct option_real replay_ms, energy_ms, near;
-    bool numerics, no_overlap, no_roofs, hidden_share;
+    struct option_integer rounding, interleave; /* enum imbrex_rounding; rows */
+    bool numerics, no_overlap, no_roofs, portable, bias, hidden_share;
 };
 
+/* How gate and up become one result. */
+struct bench_gating {
+    const char *name; /* static storage */
+    struct imbrex_gating gating;
+};
+
+#define BENCH_MAX_GATINGS 8
 #define BENCH_MAX_SHAPES 32
 #define BENCH_MAX_ROWS 32
 #define BENCH_MAX_DTYPES 16
@@ -63,7 +80,11 @@ struct bench_ops_cells {
     int num_rows;
     char dtypes[BENCH_MAX_DTYPES][16];
     int num_dtypes;
+    struct bench_gating gatings[BENCH_MAX_GATINGS];
+    int num_gatings;
 };
+
+#define BENCH_MAX_SIDE (1 << 24) /* of a matrix */
 
 /* An exit code. Only in programs that were built with CUDA. */
 int bench_ops_cuda(const struct bench_ops_settings *settings, const struct bench_ops_cells *cells);
@@ -74,6 +95,11 @@ IMBREX_API int bench_ops_cpu(const struct bench_ops_settings *settings,
                              const struct bench_ops_cells *cells);
 /* Whether --dtype may name it. */
 IMBREX_API bool bench_dtype_is_known(const char *name);
+/* What a word of --shapes means, in at most BENCH_MAX_SHAPES of `shapes`: qwen2.5, one of its
+ * models, or HxI. The number of shapes; 0: it is none of these. */
+int bench_shapes_of_word(const char *word, struct bench_shape shapes[BENCH_MAX_SHAPES]);
+/* "cuda" or "cuda:N"; NULL: "cuda". False for any other name. */
+bool bench_parse_gpu(const char *name, int32_t *device_idx);
 /* "gemm_swiglu": as --op has it. */
 const char *bench_op_name(enum bench_op op);
 

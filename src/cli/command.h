@@ -35,8 +35,8 @@ struct command {
 };
 
 extern const struct command command_run, command_chat, command_inspect, command_tokenize,
-    command_perplexity, command_quantize, command_kv_sim, command_bench;
-/* Behind command_bench; bench_ops stands on the kernel API alone. */
+    command_perplexity, command_quantize, command_kv_sim, command_tune, command_bench;
+/* Behind command_bench; bench_ops and command_tune stand on the kernel API alone. */
 extern const struct command bench_engine, bench_kv, bench_model, bench_ops;
 
 /* The name under which the library knows the model that is used when MODEL is omitted. */

@@ -12,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "imbrex.h"
+#include "imbrex_ops.h"
 
 struct inspect_settings {
     struct engine_settings engine;
@@ -35,8 +36,10 @@ static const struct option_spec inspect_options[] = {
                                                     "is less"),
     ENGINE_OPTION_KV_POLICY(struct inspect_settings, ENGINE_KV_POLICY_DEFAULT),
     ENGINE_OPTION_KV_BLOCKS(struct inspect_settings),
+    ENGINE_OPTION_KV_TIERS(struct inspect_settings),
     ENGINE_OPTION_DEVICE(struct inspect_settings),
     ENGINE_OPTION_COMPUTE(struct inspect_settings),
+    ENGINE_OPTION_TUNED(struct inspect_settings),
     ENGINE_OPTION_THREADS(struct inspect_settings),
     ENGINE_OPTION_CPU(struct inspect_settings),
 };
@@ -48,6 +51,7 @@ struct inspection {
     struct imbrex_request_options sampling;
     struct imbrex_memory_plan plan;
     const char *kv_policy;
+    char tuned[1024]; /* plans of a GPU: which are in use, or why none are; "": on a CPU */
     const struct imbrex_tokenizer *tokenizer; /* NULL: there is none */
     const struct imbrex_tensor_info *tensors; /* [num_tensors] */
     int32_t num_tensors;
@@ -290,6 +294,9 @@ static void print_plan(const struct inspection *inspection)
         output_printf("on the GPU\n");
         print_size("  weights", plan->device_weight_bytes, "");
     }
+    if (inspection->tuned[0] != '\0') {
+        print_string("  tuned plans", inspection->tuned);
+    }
     snprintf(note, sizeof(note), ", %" PRId32 " blocks of %" PRId32 " tokens, policy %s",
              plan->kv_num_blocks, plan->kv_block_size, inspection->kv_policy);
     print_size("  KV", plan->kv_bytes, note);
@@ -300,7 +307,15 @@ static void print_plan(const struct inspection *inspection)
     size_t together = plan->kv_bytes + plan->activation_bytes;
     together += has_gpu ? plan->device_weight_bytes + staging_bytes
                         : plan->weight_bytes + plan->converted_bytes + plan->batch_bytes;
+    together += has_gpu ? 0 : plan->kv_host_bytes;
     print_size("  together", together, "");
+    if (plan->kv_host_bytes > 0 || plan->kv_disk_bytes > 0) {
+        output_printf("below the KV cache\n");
+        print_size("  host", plan->kv_host_bytes, has_gpu ? ", pinned, KV blocks" : ", KV blocks");
+        if (plan->kv_disk_bytes > 0) {
+            print_size("  disk", plan->kv_disk_bytes, ", KV blocks, at most");
+        }
+    }
 }
 
 static void print_tensors(const struct inspection *inspection)
@@ -401,18 +416,21 @@ static json_t *json_plan(const struct inspection *inspection)
 {
     const struct imbrex_memory_plan *plan = &inspection->plan;
 
-    return json_pack(
-        "{s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:i, s:i, "
-        "s:s, s:o, s:o}",
-        "device", plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
-        "context_size", (int)plan->context_size, "max_step_tokens", (int)plan->max_step_tokens,
-        "max_running", (int)plan->max_running, "max_waiting", (int)plan->max_waiting, "num_threads",
-        (int)plan->num_threads, "kernels", plan->kernels, "weight_bytes",
-        json_size(plan->weight_bytes), "converted_bytes", json_size(plan->converted_bytes),
-        "device_weight_bytes", json_size(plan->device_weight_bytes), "kv_bytes",
-        json_size(plan->kv_bytes), "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks",
-        (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy, "activation_bytes",
-        json_size(plan->activation_bytes), "batch_bytes", json_size(plan->batch_bytes));
+    return json_pack("{s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:i, s:i, "
+                     "s:s, s:o, s:o, s:o, s:o, s:o}",
+                     "device", plan->device, "device_idx", (int)plan->device_idx, "compute",
+                     plan->compute, "context_size", (int)plan->context_size, "max_step_tokens",
+                     (int)plan->max_step_tokens, "max_running", (int)plan->max_running,
+                     "max_waiting", (int)plan->max_waiting, "num_threads", (int)plan->num_threads,
+                     "kernels", plan->kernels, "weight_bytes", json_size(plan->weight_bytes),
+                     "converted_bytes", json_size(plan->converted_bytes), "device_weight_bytes",
+                     json_size(plan->device_weight_bytes), "kv_bytes", json_size(plan->kv_bytes),
+                     "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks",
+                     (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy,
+                     "activation_bytes", json_size(plan->activation_bytes), "batch_bytes",
+                     json_size(plan->batch_bytes), "kv_host_bytes", json_size(plan->kv_host_bytes),
+                     "kv_disk_bytes", json_size(plan->kv_disk_bytes), "tuned",
+                     inspection->tuned[0] != '\0' ? json_path(inspection->tuned) : json_null());
 }
 
 static json_t *json_tensor(const struct imbrex_tensor_info *tensor)
@@ -523,6 +541,40 @@ static int collect_tensors(struct inspection *inspection, struct imbrex_tensor_i
     return EXIT_CODE_OK;
 }
 
+/* Opens the GPU, which a plan need not: where that fails, the reason is what is shown. */
+static int describe_tuned(const struct imbrex_engine_options *options,
+                          struct inspection *inspection)
+{
+    struct imbrex_device_options device_options = imbrex_device_options_default();
+    struct imbrex_device_info opened;
+    struct imbrex_device *device = NULL;
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+
+    device_options.tuned = options->tuned;
+    device_options.tuned_is_optional = options->tuned_is_optional;
+    device_options.log = output_log;
+    enum imbrex_status status =
+        imbrex_device_open(inspection->plan.device_idx, &device_options, &device, &err);
+    if (status == IMBREX_STATUS_FORMAT || status == IMBREX_STATUS_IO ||
+        (status == IMBREX_STATUS_NOT_FOUND && options->tuned != NULL &&
+         !options->tuned_is_optional)) {
+        return output_library_error(&err);
+    }
+    if (status != IMBREX_STATUS_OK) {
+        snprintf(inspection->tuned, sizeof(inspection->tuned), "none: %s", err.message);
+        return EXIT_CODE_OK;
+    }
+    imbrex_device_describe(device, &opened);
+    if (opened.tuned == NULL) {
+        snprintf(inspection->tuned, sizeof(inspection->tuned), "none");
+    } else {
+        snprintf(inspection->tuned, sizeof(inspection->tuned), "%s, %" PRId32 " in use",
+                 opened.tuned, opened.num_tuned);
+    }
+    imbrex_device_close(device);
+    return EXIT_CODE_OK;
+}
+
 static int inspect(const struct inspect_settings *settings, const struct imbrex_model *model)
 {
     struct inspection inspection = {
@@ -532,11 +584,12 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
     };
     struct imbrex_tensor_info *tensors = NULL;
     struct imbrex_engine_options options;
+    char kv_folder[ENGINE_MAX_PATH_BYTES];
 
     imbrex_model_describe(model, &inspection.description);
     int exit_code = engine_settings_to_options(&settings->engine, 0, &options);
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = engine_settings_choose_kv(&settings->engine, model, &options);
+        exit_code = engine_settings_choose_kv(&settings->engine, model, kv_folder, &options);
     }
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
@@ -547,6 +600,9 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
         return exit_code;
     }
     exit_code = engine_settings_check(&settings->engine, &inspection.plan);
+    if (exit_code == EXIT_CODE_OK && engine_settings_has_gpu(&inspection.plan)) {
+        exit_code = describe_tuned(&options, &inspection);
+    }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = collect_tensors(&inspection, &tensors);
     }

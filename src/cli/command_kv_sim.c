@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* imbrex kv-sim: request traces replayed through the engine's prefix cache, one run a load. Tables
  * are printed as each load is done; what was asked for as a file is written at the end. */
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,6 +12,7 @@
 #include "cli/command.h"
 #include "cli/kv_report.h"
 #include "cli/output.h"
+#include "cli/report_header.h"
 #include "cli/signals.h"
 #include "imbrex_kv.h"
 
@@ -674,20 +674,13 @@ static int format_command_line(struct kv_sim_state *state)
 
 /* ---- the report's files ---------------------------------------------------------------------- */
 
-/* Opened before the run: a name that cannot be written should not cost one. The old content stays
- * until there is a new one. */
 static int open_report_file(struct report_file *report_file, const char *path)
 {
     report_file->path = path;
     if (path == NULL || is_dash(path)) {
         return EXIT_CODE_OK;
     }
-    report_file->file = fopen(path, "ae");
-    if (report_file->file == NULL) {
-        output_error("%s: cannot write: %s", path, strerror(errno));
-        return EXIT_CODE_FAILURE;
-    }
-    return EXIT_CODE_OK;
+    return report_open(path, &report_file->file);
 }
 
 /* Frees the text. */
@@ -697,16 +690,8 @@ static int write_report_file(const struct report_file *report_file, char *text)
 
     if (report_file->file == NULL) {
         output_printf("%s\n", text);
-        free(text);
-        return exit_code;
-    }
-    /* What is no regular file, a pipe or a device, cannot be made empty and needs not be. */
-    bool is_written = (ftruncate(fileno(report_file->file), 0) == 0 || errno == EINVAL) &&
-                      fprintf(report_file->file, "%s\n", text) >= 0 &&
-                      fflush(report_file->file) == 0;
-    if (!is_written) {
-        output_error("%s: cannot write: %s", report_file->path, strerror(errno));
-        exit_code = EXIT_CODE_FAILURE;
+    } else {
+        exit_code = report_write_text(report_file->path, report_file->file, text);
     }
     free(text);
     return exit_code;

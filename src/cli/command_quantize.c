@@ -301,6 +301,24 @@ static int quantize(struct quantize_state *state, struct imbrex_model *model)
     return EXIT_CODE_OK;
 }
 
+/* An engine only runs with --perplexity, but kernels that this machine has not are refused without
+ * it too, before the file is written. */
+static int check_cpu(const struct quantize_state *state, const struct imbrex_model *model)
+{
+    struct imbrex_engine_options options;
+    struct imbrex_memory_plan plan;
+
+    if (!state->settings->engine.cpu.given) {
+        return EXIT_CODE_OK;
+    }
+    int exit_code = engine_settings_to_options(&state->settings->engine, 0, &options);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_plan(model, &options, &plan);
+    }
+    return exit_code == EXIT_CODE_OK ? engine_settings_check(&state->settings->engine, &plan)
+                                     : exit_code;
+}
+
 static int run(const void *settings, const char *model_path)
 {
     struct quantize_state state = {.settings = settings, .has_bar = isatty(STDERR_FILENO) == 1};
@@ -334,7 +352,8 @@ static int run(const void *settings, const char *model_path)
         output_error("out of memory");
         exit_code = EXIT_CODE_FAILURE;
     } else {
-        exit_code = quantize(&state, model);
+        exit_code = check_cpu(&state, model);
+        exit_code = exit_code == EXIT_CODE_OK ? quantize(&state, model) : exit_code;
     }
     json_decref(state.tensors);
     free(state.token_ids);

@@ -22,7 +22,7 @@ struct run_settings {
     bool no_parse_special, no_echo, chat, quiet;
 };
 
-/* One text finds nothing of others: no keys are computed for it. */
+/* One text finds nothing of others, unless tiers keep them: no keys are computed for it. */
 static const struct run_settings run_defaults = {
     .engine = {.cpu = {.value = IMBREX_CPU_ALL}, .device = "auto", .kv_policy = "none"}};
 
@@ -70,6 +70,7 @@ static const struct option_spec run_options[] = {
     GENERATION_OPTIONS_SAMPLING(struct run_settings),
     ENGINE_OPTION_CTX_SIZE(struct run_settings, "prompt and -n, or 4096 without -n; at least 4096; "
                                                 "at most what the model was made for"),
+    ENGINE_OPTION_KV_TIERS(struct run_settings),
     ENGINE_OPTIONS_GPU(struct run_settings),
     ENGINE_OPTION_INVARIANT(struct run_settings),
     ENGINE_OPTION_THREADS(struct run_settings),
@@ -271,8 +272,11 @@ static int run_steps(struct run_state *state, const char *model)
     if (exit_code == EXIT_CODE_OK) {
         signals_watch_interrupts();
         signals_hold_interrupts();
-        exit_code = session_create_engine(&state->session, &settings->engine,
-                                          (int64_t)state->num_prompt_ids,
+        struct engine_settings engine = settings->engine;
+        if (engine.kv_host != NULL || engine.kv_disk != NULL) {
+            engine.kv_policy = ENGINE_KV_POLICY_DEFAULT;
+        }
+        exit_code = session_create_engine(&state->session, &engine, (int64_t)state->num_prompt_ids,
                                           settings->generation.max_tokens.value);
         if (exit_code == EXIT_CODE_OK) {
             exit_code = submit_request(state);

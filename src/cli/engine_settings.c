@@ -40,11 +40,9 @@ const struct option_choice engine_compute_choices[] = {
 };
 
 const struct option_choice engine_ablations[] = {
-    {"mlp", IMBREX_ABLATE_MLP},
-    {"attention", IMBREX_ABLATE_ATTENTION},
-    {"pdl", IMBREX_ABLATE_PDL},
-    {"graph", IMBREX_ABLATE_GRAPH},
-    {NULL, 0},
+    {"mlp", IMBREX_ABLATE_MLP},       {"attention", IMBREX_ABLATE_ATTENTION},
+    {"pdl", IMBREX_ABLATE_PDL},       {"graph", IMBREX_ABLATE_GRAPH},
+    {"hopper", IMBREX_ABLATE_HOPPER}, {NULL, 0},
 };
 
 /* ---- devices --------------------------------------------------------------------------------- */
@@ -91,8 +89,8 @@ static int parse_ablations(const char *list, uint32_t *ablations)
             choice++;
         }
         if (choice->name == NULL) {
-            output_error("--ablate: expected mlp, attention, pdl, graph or some of them between "
-                         "commas, found \"%.*s\"",
+            output_error("--ablate: expected mlp, attention, pdl, graph, hopper or some of them "
+                         "between commas, found \"%.*s\"",
                          (int)length, word);
             return EXIT_CODE_INPUT;
         }
@@ -116,6 +114,9 @@ int engine_settings_to_options(const struct engine_settings *settings, int32_t c
         made.batch_invariant = IMBREX_INVARIANCE_ON;
     }
     int exit_code = choose_device(settings, &made.device);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = tuned_choose("", settings->tuned, &made.tuned, &made.tuned_is_optional);
+    }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = parse_ablations(settings->ablate, &made.ablations);
     }
@@ -205,6 +206,35 @@ static int read_kv_tokens(const char *text, const struct imbrex_model *model,
     return EXIT_CODE_OK;
 }
 
+static int read_size(const char *option, const char *text, size_t *num_bytes)
+{
+    int64_t amount = 0;
+    int shift = 0;
+
+    if (!read_amount(text, &amount, &shift) || shift == 0) {
+        output_error("--%s: expected a size such as 512M or 8G, found \"%s\"", option, text);
+        return EXIT_CODE_INPUT;
+    }
+    *num_bytes = (size_t)amount << shift;
+    return EXIT_CODE_OK;
+}
+
+/* The size stands behind the last colon: a folder may have others. */
+static int read_kv_disk(const char *text, char folder[ENGINE_MAX_PATH_BYTES], size_t *num_bytes)
+{
+    const char *colon = strrchr(text, ':');
+    size_t length = colon != NULL ? (size_t)(colon - text) : 0;
+
+    if (length == 0 || length >= ENGINE_MAX_PATH_BYTES) {
+        output_error("--kv-disk: expected a folder and a size such as cache:20G, found \"%s\"",
+                     text);
+        return EXIT_CODE_INPUT;
+    }
+    memcpy(folder, text, length);
+    folder[length] = '\0';
+    return read_size("kv-disk", colon + 1, num_bytes);
+}
+
 /* What a GPU is missed for names the option that asked for it. */
 static int report_failure(const struct imbrex_engine_options *options, struct imbrex_error *err)
 {
@@ -239,8 +269,25 @@ int engine_settings_plan(const struct imbrex_model *model, struct imbrex_engine_
     return EXIT_CODE_OK;
 }
 
+int engine_settings_choose_tiers(const struct engine_settings *settings,
+                                 char kv_folder[ENGINE_MAX_PATH_BYTES],
+                                 struct imbrex_engine_options *options)
+{
+    int exit_code = EXIT_CODE_OK;
+
+    if (settings->kv_host != NULL) {
+        exit_code = read_size("kv-host", settings->kv_host, &options->kv_host_bytes);
+    }
+    if (exit_code == EXIT_CODE_OK && settings->kv_disk != NULL) {
+        exit_code = read_kv_disk(settings->kv_disk, kv_folder, &options->kv_disk_bytes);
+        options->kv_disk_path = kv_folder;
+    }
+    return exit_code;
+}
+
 int engine_settings_choose_kv(const struct engine_settings *settings,
                               const struct imbrex_model *model,
+                              char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options)
 {
     int exit_code = engine_settings_check_policy("kv-policy", engine_settings_policy(settings));
@@ -249,7 +296,8 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
     if (exit_code == EXIT_CODE_OK && settings->kv_blocks != NULL) {
         exit_code = read_kv_tokens(settings->kv_blocks, model, options, &options->kv_cache_tokens);
     }
-    return exit_code;
+    return exit_code == EXIT_CODE_OK ? engine_settings_choose_tiers(settings, kv_folder, options)
+                                     : exit_code;
 }
 
 /* ---- engines --------------------------------------------------------------------------------- */
@@ -285,6 +333,10 @@ int engine_settings_check(const struct engine_settings *settings,
         output_error("--ablate: expected a model that runs on a GPU with it, found one on the CPU");
         return EXIT_CODE_INPUT;
     }
+    if (settings->tuned != NULL) {
+        output_error("--tuned: expected a model that runs on a GPU with it, found one on the CPU");
+        return EXIT_CODE_INPUT;
+    }
     return check_kernels(settings, plan);
 }
 
@@ -310,8 +362,10 @@ int engine_settings_create(const struct engine_settings *settings, struct imbrex
         options->load_progress = draw_load;
         options->load_user = &has_bar;
     }
-    if (settings->nvtx) {
-        nvtx_open(options);
+    if (settings->nvtx && !nvtx_open(options)) {
+        output_error("--nvtx: expected a program that was built where the CUDA toolkit is, found "
+                     "one without it");
+        return EXIT_CODE_INPUT;
     }
     enum imbrex_status status = imbrex_engine_create(model, options, engine, &err);
     options->load_progress = NULL;

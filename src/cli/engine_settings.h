@@ -4,7 +4,10 @@
 #define IMBREX_CLI_ENGINE_SETTINGS_H
 
 #include "cli/options.h"
+#include "cli/tuned_path.h"
 #include "imbrex.h"
+
+#define ENGINE_MAX_PATH_BYTES 1024
 
 struct engine_settings {
     struct option_integer threads;  /* 0: all */
@@ -12,9 +15,12 @@ struct engine_settings {
     struct option_integer ctx_size; /* 0: chosen by the command */
     const char *kv_policy;          /* NULL: ENGINE_KV_POLICY_DEFAULT */
     const char *kv_blocks;          /* a number of blocks or a size; NULL: chosen by the command */
+    const char *kv_host;            /* a size; NULL: none */
+    const char *kv_disk;            /* DIR:SIZE; NULL: none */
     const char *device;             /* as imbrex_engine_options; NULL: "cpu" */
     struct option_integer compute;  /* enum imbrex_compute */
     const char *ablate;             /* names between commas, or NULL */
+    const char *tuned;              /* --tuned; NULL: not given */
     bool batch_invariant;           /* also where that is slower */
     bool nvtx;
 };
@@ -66,7 +72,17 @@ extern const struct option_choice engine_ablations[];
     "on a GPU, do without: mlp (gate, up and the activation in one "   \
     "kernel), attention (the fast kernels of it), pdl (kernels that "  \
     "begin while the one ahead of them ends), graph (decode steps "    \
-    "that are launched as a whole)"
+    "that are launched as a whole), hopper (kernels that older GPUs "  \
+    "do not run)"
+
+#define ENGINE_OPTION_TUNED(settings)                                  \
+    {.long_name = "tuned",                                             \
+     .argument = "PATH",                                               \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = TUNED_HELP,                                               \
+     .default_text = TUNED_DEFAULT_TEXT,                               \
+     .offset = offsetof(settings, engine.tuned)}
 
 #define ENGINE_OPTION_INVARIANT(settings)                              \
     {.long_name = "batch-invariant",                                   \
@@ -87,6 +103,7 @@ extern const struct option_choice engine_ablations[];
 #define ENGINE_OPTIONS_GPU(settings)                                   \
     ENGINE_OPTION_DEVICE(settings), ENGINE_OPTION_COMPUTE(settings),   \
     ENGINE_OPTION_ABLATE(settings, ENGINE_ABLATE_TEXT),                \
+    ENGINE_OPTION_TUNED(settings),                                     \
     ENGINE_OPTION_NVTX(settings)
 
 #define ENGINE_OPTION_THREADS(settings)                                \
@@ -148,6 +165,25 @@ extern const struct option_choice engine_ablations[];
              "or T behind it, such as 512M (powers of 1024)",          \
      .default_text = "one context",                                    \
      .offset = offsetof(settings, engine.kv_blocks)}
+
+/* Lines of both tiers below. */
+#define ENGINE_OPTION_KV_TIERS(settings)                               \
+    {.long_name = "kv-host",                                           \
+     .argument = "SIZE",                                               \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = "RAM for KV blocks that the KV cache has no room for, to " \
+             "be copied back instead of computed again, such as 8G",   \
+     .default_text = "none",                                           \
+     .offset = offsetof(settings, engine.kv_host)},                    \
+    {.long_name = "kv-disk",                                           \
+     .argument = "DIR:SIZE",                                           \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = "a folder for the same, which the next run finds as this " \
+             "one left it, such as ~/.cache/imbrex:20G",               \
+     .default_text = "none",                                           \
+     .offset = offsetof(settings, engine.kv_disk)}
 /* clang-format on */
 
 /* What the library takes. `context_size` is used unless --ctx-size was given. No prefix cache:
@@ -158,10 +194,17 @@ int engine_settings_to_options(const struct engine_settings *settings, int32_t c
 /* Refuses a name that is no policy, with those that are; `option` is for the message. Returns an
  * exit code. */
 int engine_settings_check_policy(const char *option, const char *name);
-/* Sets what --kv-policy and --kv-blocks say, after all other options. Returns an exit code. */
+/* Sets what --kv-policy and --kv-blocks say, and what the next function does, after all other
+ * options. Returns an exit code. */
 int engine_settings_choose_kv(const struct engine_settings *settings,
                               const struct imbrex_model *model,
+                              char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options);
+/* Sets what --kv-host and --kv-disk say. The folder's name is written to kv_folder, which the
+ * options point to then. Returns an exit code. */
+int engine_settings_choose_tiers(const struct engine_settings *settings,
+                                 char kv_folder[ENGINE_MAX_PATH_BYTES],
+                                 struct imbrex_engine_options *options);
 /* The policy by name: as given, or the default. */
 const char *engine_settings_policy(const struct engine_settings *settings);
 /* Refuses what was asked for by name but is not there: kernels, or a GPU's options on a CPU.

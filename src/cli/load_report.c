@@ -200,6 +200,22 @@ static void print_tokens(const char *label, int64_t count, int64_t num_unfinishe
     output_printf(")\n");
 }
 
+static void print_tiers(const struct imbrex_memory_plan *plan, const struct load_result *result)
+{
+    if (plan->kv_host_bytes == 0) {
+        return;
+    }
+    print_label("");
+    output_printf("of them %" PRIu64 " from RAM, %" PRIu64 " from disk, waited for ",
+                  result->num_host_tokens, result->num_disk_tokens);
+    print_number("", (double)result->kv_wait_ns / 1e6, " ms");
+    output_printf("\n");
+    print_label("");
+    output_printf("%" PRIu64 " blocks copied down, %" PRIu64 " lost for want of room, %" PRIu64
+                  " by faults\n",
+                  result->num_kv_demoted, result->num_kv_lost, result->num_kv_faults);
+}
+
 static void print_counts(const struct load_report *report)
 {
     const struct load_result *result = report->result;
@@ -221,6 +237,7 @@ static void print_counts(const struct load_report *report)
         output_printf("%" PRIu64 " of %" PRIu64 " prompt tokens (%.1f %%)\n",
                       result->num_cached_tokens, result->num_queried_tokens,
                       100 * cached_share(result));
+        print_tiers(&report->plan, result);
     }
     print_tokens("outputs", result->num_output_tokens, result->num_unfinished_output_tokens,
                  result->duration_ns);
@@ -358,14 +375,15 @@ static json_t *json_engine(const struct load_report *report)
     json_t *batch_invariant =
         report->comparison != NULL ? json_null() : json_boolean(report->batch_invariant);
 
-    return json_pack("{s:s, s:i, s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o}", "device",
-                     plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
-                     "num_threads", (int)plan->num_threads, "kernels", plan->kernels,
-                     "context_size", (int)plan->context_size, "kv_num_blocks",
-                     (int)plan->kv_num_blocks, "kv_block_size", (int)plan->kv_block_size,
-                     "max_running", (int)plan->max_running, "max_step_tokens",
-                     (int)plan->max_step_tokens, "max_waiting", (int)plan->max_waiting, "kv_policy",
-                     report->kv_policy, "batch_invariant", batch_invariant);
+    return json_pack(
+        "{s:s, s:i, s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o}", "device",
+        plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute, "num_threads",
+        (int)plan->num_threads, "kernels", plan->kernels, "context_size", (int)plan->context_size,
+        "kv_num_blocks", (int)plan->kv_num_blocks, "kv_block_size", (int)plan->kv_block_size,
+        "max_running", (int)plan->max_running, "max_step_tokens", (int)plan->max_step_tokens,
+        "max_waiting", (int)plan->max_waiting, "kv_policy", report->kv_policy, "batch_invariant",
+        batch_invariant, "kv_host_bytes", json_count(plan->kv_host_bytes), "kv_disk_bytes",
+        json_count(plan->kv_disk_bytes));
 }
 
 static json_t *json_load(const struct load_report *report)
@@ -428,7 +446,7 @@ static json_t *json_result(const struct load_result *result)
 {
     json_t *root = json_pack(
         "{s:o, s:o, s:o, s:o, s:s?, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:o, s:o, "
-        "s:o, s:o, s:f}",
+        "s:o, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o}",
         "completed", json_count(result->num_completed), "failed", json_count(result->num_failed),
         "cancelled", json_count(result->num_cancelled), "good", json_count(result->num_good),
         "first_failure", result->first_failure[0] != '\0' ? result->first_failure : NULL,
@@ -443,7 +461,11 @@ static json_t *json_result(const struct load_result *result)
         result->mean_running, "preemptions", (json_int_t)result->num_preemptions, "steps",
         json_steps(result), "priorities", json_classes(result), "queried_tokens",
         json_count(result->num_queried_tokens), "cached_tokens",
-        json_count(result->num_cached_tokens), "cached_share", cached_share(result));
+        json_count(result->num_cached_tokens), "cached_share", cached_share(result), "host_tokens",
+        json_count(result->num_host_tokens), "disk_tokens", json_count(result->num_disk_tokens),
+        "kv_demoted", json_count(result->num_kv_demoted), "kv_lost",
+        json_count(result->num_kv_lost), "kv_faults", json_count(result->num_kv_faults),
+        "kv_wait_ns", json_count(result->kv_wait_ns));
 
     for (size_t i = 0; i < NUM_MEASURES && root != NULL; i++) {
         if (json_object_set_new(root, measures[i].key, json_summary(measure_of(result, i))) != 0) {

@@ -465,6 +465,12 @@ static void take_growth(const struct imbrex_engine_metrics *before,
     result->overhead_ns = after->overhead.sum - before->overhead.sum;
     result->num_queried_tokens = after->num_queried_tokens - before->num_queried_tokens;
     result->num_cached_tokens = after->num_cached_tokens - before->num_cached_tokens;
+    result->num_host_tokens = after->num_host_tokens - before->num_host_tokens;
+    result->num_disk_tokens = after->num_disk_tokens - before->num_disk_tokens;
+    result->num_kv_demoted = after->num_kv_demoted - before->num_kv_demoted;
+    result->num_kv_lost = after->num_kv_lost - before->num_kv_lost;
+    result->num_kv_faults = after->num_kv_faults - before->num_kv_faults;
+    result->kv_wait_ns = after->kv_wait_ns - before->kv_wait_ns;
 }
 
 /* ---- all together ---------------------------------------------------------------------------- */

@@ -12,8 +12,8 @@
 #include "imbrex.h"
 
 static const struct command *const commands[] = {
-    &command_run,        &command_chat,     &command_inspect, &command_tokenize,
-    &command_perplexity, &command_quantize, &command_kv_sim,  &command_bench,
+    &command_run,      &command_chat,   &command_inspect, &command_tokenize, &command_perplexity,
+    &command_quantize, &command_kv_sim, &command_tune,    &command_bench,
 };
 #define NUM_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 #define MAX_SUBCOMMANDS 8 /* of one command */

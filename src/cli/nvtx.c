@@ -23,14 +23,16 @@ static void end_range(void *user)
     (void)nvtxRangePop();
 }
 
-void nvtx_open(struct imbrex_engine_options *options)
+bool nvtx_open(struct imbrex_engine_options *options)
 {
     options->range_begin = begin_range;
     options->range_end = end_range;
+    return true;
 }
 #else
-void nvtx_open(struct imbrex_engine_options *options)
+bool nvtx_open(struct imbrex_engine_options *options)
 {
     (void)options;
+    return false;
 }
 #endif

@@ -3,9 +3,11 @@
 #ifndef IMBREX_CLI_NVTX_H
 #define IMBREX_CLI_NVTX_H
 
+#include <stdbool.h>
+
 #include "imbrex.h"
 
-/* Sets the options' range functions. Does nothing in a program built without the toolkit. */
-void nvtx_open(struct imbrex_engine_options *options);
+/* Sets the options' range functions; false in a program built without the toolkit. */
+bool nvtx_open(struct imbrex_engine_options *options);
 
 #endif

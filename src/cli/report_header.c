@@ -2,14 +2,16 @@
 #include "cli/report_header.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "cli/output.h"
+#include "cli/replace_file.h"
 
 #define DATE_BYTES 32
 
@@ -46,6 +48,29 @@ int report_open(const char *path, FILE **file)
     return EXIT_CODE_OK;
 }
 
+int report_write_text(const char *path, FILE *file, const char *text)
+{
+    struct stat status;
+    size_t length = strlen(text);
+    char *lines = malloc(length + 2);
+
+    if (lines == NULL) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
+    memcpy(lines, text, length);
+    memcpy(lines + length, "\n", 2);
+    /* A pipe stays open from the beginning, for whoever reads it. */
+    bool is_regular = fstat(fileno(file), &status) == 0 && S_ISREG(status.st_mode);
+    bool is_written = is_regular ? replace_file(path, lines, length + 1)
+                                 : fputs(lines, file) >= 0 && fflush(file) == 0;
+    if (!is_written) {
+        output_error("%s: cannot write: %s", path, strerror(errno));
+    }
+    free(lines);
+    return is_written ? EXIT_CODE_OK : EXIT_CODE_FAILURE;
+}
+
 int report_write(const char *path, FILE *file, const json_t *root)
 {
     char *text = json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
@@ -54,12 +79,7 @@ int report_write(const char *path, FILE *file, const json_t *root)
         output_error("out of memory");
         return EXIT_CODE_FAILURE;
     }
-    /* What is no regular file, a pipe or a device, cannot be made empty and needs not be. */
-    bool is_written = (ftruncate(fileno(file), 0) == 0 || errno == EINVAL) &&
-                      fprintf(file, "%s\n", text) >= 0 && fflush(file) == 0;
-    if (!is_written) {
-        output_error("%s: cannot write: %s", path, strerror(errno));
-    }
+    int exit_code = report_write_text(path, file, text);
     free(text);
-    return is_written ? EXIT_CODE_OK : EXIT_CODE_FAILURE;
+    return exit_code;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every JSON report of a benchmark begins with. */
+/* What every JSON report of a benchmark begins with, and the files that reports become. */
 #ifndef IMBREX_CLI_REPORT_HEADER_H
 #define IMBREX_CLI_REPORT_HEADER_H
 
@@ -13,7 +13,10 @@ json_t *report_text(const char *text);
 /* Opens a file that is to be replaced at the end, so that a name that cannot be written costs no
  * run. Returns an exit code. */
 int report_open(const char *path, FILE **file);
-/* The root as text, in place of what the file held. Returns an exit code. */
+/* The text and a line end, in place of what the file held, which stays if they cannot be written.
+ * Returns an exit code. */
+int report_write_text(const char *path, FILE *file, const char *text);
+/* The root as text, in place of what the file held, as above. */
 int report_write(const char *path, FILE *file, const json_t *root);
 
 #endif

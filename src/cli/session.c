@@ -74,6 +74,7 @@ int session_create_engine(struct session *session, const struct engine_settings 
 {
     struct imbrex_memory_plan plan;
     struct imbrex_engine_options options;
+    char kv_folder[ENGINE_MAX_PATH_BYTES];
     int exit_code = engine_settings_to_options(
         settings, choose_context_size(session, num_prompt_tokens, max_tokens), &options);
 
@@ -83,7 +84,7 @@ int session_create_engine(struct session *session, const struct engine_settings 
     /* One text at a time. */
     options.max_running = 1;
     options.max_waiting = 1;
-    exit_code = engine_settings_choose_kv(settings, session->model, &options);
+    exit_code = engine_settings_choose_kv(settings, session->model, kv_folder, &options);
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }

@@ -36,8 +36,8 @@ const char *speed_test_name(const struct speed_test *test, char name[SPEED_TEST_
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 /* Tokens that the first of several sequences may generate until the last one does. What the prefix
- * cache has not, a block at most, is read in steps that all of them share; and a step takes as many
- * tokens out of the cache as a context has, so that in the worst case one sequence begins in it. */
+ * cache has not, a block at most, is read in steps that all of them share; and in one step only as
+ * many begin as it may take contexts of out of the cache, one at least. */
 static int32_t lead_tokens(const struct speed_test *test, int32_t max_step_tokens)
 {
     const int64_t block_tokens = 16;
@@ -46,8 +46,12 @@ static int32_t lead_tokens(const struct speed_test *test, int32_t max_step_token
     if (test->is_prompt || test->batch == 1) {
         return 0;
     }
-    return (int32_t)(test->batch * block_tokens / step_tokens + 3) +
-           (test->depth > 0 ? test->batch : 0);
+    int64_t num_cached = (int64_t)IMBREX_STEP_CACHED_TOKENS * max_step_tokens;
+    int64_t num_begin = test->depth == 0            ? test->batch
+                        : num_cached >= test->depth ? num_cached / test->depth
+                                                    : 1;
+    return (int32_t)(test->batch * block_tokens / step_tokens + 3 +
+                     (test->batch + num_begin - 1) / num_begin);
 }
 
 static int32_t num_prompt_tokens(const struct speed_test *test)

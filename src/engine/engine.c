@@ -3,6 +3,7 @@
 #include "engine/engine.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -29,6 +30,11 @@ static int32_t min_int32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
+static int32_t max_int32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
 static enum imbrex_status check_range(const char *field, int64_t value, int64_t max,
                                       struct imbrex_error *err)
 {
@@ -36,6 +42,35 @@ static enum imbrex_status check_range(const char *field, int64_t value, int64_t 
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "%s: expected a number in [0, %lld], found %lld", field, (long long)max,
                          (long long)value);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+/* NULL: no prefix cache. */
+static const char *policy_of(const struct imbrex_engine_options *options)
+{
+    const char *policy = options->kv_policy == NULL ? DEFAULT_KV_POLICY : options->kv_policy;
+    return strcmp(policy, "none") == 0 ? NULL : policy;
+}
+
+static bool has_tiers(const struct imbrex_engine_options *options)
+{
+    return options->kv_host_bytes > 0 || options->kv_disk_path != NULL;
+}
+
+static enum imbrex_status check_tiers(const struct imbrex_engine_options *options,
+                                      struct imbrex_error *err)
+{
+    if (policy_of(options) == NULL && has_tiers(options)) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "%s: expected a kv_policy with it, found \"none\"",
+                         options->kv_host_bytes > 0 ? "kv_host_bytes" : "kv_disk_path");
+    }
+    if ((options->kv_disk_path != NULL) != (options->kv_disk_bytes > 0)) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "%s: expected it with %s, found it alone",
+                         options->kv_disk_path != NULL ? "kv_disk_path" : "kv_disk_bytes",
+                         options->kv_disk_path != NULL ? "kv_disk_bytes" : "kv_disk_path");
     }
     return IMBREX_STATUS_OK;
 }
@@ -51,6 +86,7 @@ static enum imbrex_status check_options(const struct imbrex_engine_options *opti
     TRY(check_range("max_waiting", options->max_waiting, IMBREX_MAX_WAITING, err));
     TRY(check_range("compute", options->compute, IMBREX_COMPUTE_BF16, err));
     TRY(check_range("batch_invariant", options->batch_invariant, IMBREX_INVARIANCE_AUTO, err));
+    TRY(check_tiers(options, err));
     return check_range("priority_step_ns", options->priority_step_ns, MAX_PRIORITY_STEP_NS, err);
 }
 
@@ -62,13 +98,6 @@ static int32_t num_blocks_for(int32_t num_tokens)
 static int32_t value_or(int32_t value, int32_t default_value)
 {
     return value == 0 ? default_value : value;
-}
-
-/* NULL: no prefix cache. */
-static const char *policy_of(const struct imbrex_engine_options *options)
-{
-    const char *policy = options->kv_policy == NULL ? DEFAULT_KV_POLICY : options->kv_policy;
-    return strcmp(policy, "none") == 0 ? NULL : policy;
 }
 
 /* Where a model runs, and how. */
@@ -85,8 +114,10 @@ static struct batch_limits limits_of(const struct imbrex_engine_options *options
                                      const struct imbrex_memory_plan *plan,
                                      const struct target *target)
 {
+    int32_t max_history =
+        max_int32(plan->context_size, IMBREX_STEP_CACHED_TOKENS * plan->max_step_tokens);
     return (struct batch_limits){.max_tokens = plan->max_step_tokens,
-                                 .max_history = policy_of(options) != NULL ? plan->context_size : 0,
+                                 .max_history = policy_of(options) != NULL ? max_history : 0,
                                  .max_seqs = plan->max_running,
                                  .max_blocks = num_blocks_for(plan->context_size),
                                  .max_samples = plan->max_step_tokens + IMBREX_MAX_CHOICES,
@@ -135,6 +166,29 @@ static struct executor_options executor_options_of(const struct imbrex_engine_op
                                      .range_user = options->range_user};
 }
 
+static enum imbrex_status plan_tiers(const struct imbrex_engine_options *options,
+                                     struct imbrex_memory_plan *plan, struct imbrex_error *err)
+{
+    size_t block_bytes = plan->kv_bytes / (size_t)plan->kv_num_blocks;
+    bool has_disk = options->kv_disk_path != NULL;
+    int32_t num_slots = kv_tiers_num_slots(block_bytes, options->kv_host_bytes, has_disk);
+    if (options->kv_host_bytes > 0 && num_slots == 0) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "kv_host_bytes: expected room for %d blocks of %zu bytes at least, found "
+                         "%zu bytes",
+                         KV_TIERS_MIN_SLOTS, block_bytes, options->kv_host_bytes);
+    }
+    if (has_disk && options->kv_disk_bytes < kv_disk_min_bytes(block_bytes, 0)) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "kv_disk_bytes: expected at least %zu, two segments of blocks of %zu "
+                         "bytes, found %zu",
+                         kv_disk_min_bytes(block_bytes, 0), block_bytes, options->kv_disk_bytes);
+    }
+    plan->kv_host_bytes = (size_t)num_slots * block_bytes;
+    plan->kv_disk_bytes = options->kv_disk_bytes;
+    return IMBREX_STATUS_OK;
+}
+
 static enum imbrex_status plan_on(const struct imbrex_model *model,
                                   const struct imbrex_engine_options *options,
                                   const struct target *target, struct imbrex_memory_plan *plan,
@@ -180,6 +234,7 @@ static enum imbrex_status plan_on(const struct imbrex_model *model,
     planned.activation_bytes =
         sizes.activation_bytes + (is_cpu ? ops_thread_scratch_bytes(planned.num_threads) : 0);
     planned.batch_bytes = sizes.batch_bytes;
+    TRY(plan_tiers(options, &planned, err));
     *plan = planned;
     return IMBREX_STATUS_OK;
 }
@@ -226,24 +281,51 @@ static enum imbrex_status init_locks(struct imbrex_engine *engine, struct imbrex
     return IMBREX_STATUS_OK;
 }
 
-static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine, const char *policy,
-                                              struct imbrex_error *err)
+static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
+                                              const struct imbrex_engine_options *options,
+                                              const struct target *target, struct imbrex_error *err)
 {
     const struct imbrex_memory_plan *plan = &engine->plan;
-    const struct kv_cache_options options = {
-        /* Preempted ones wait beside those that never ran; one too many runs without the cache. */
-        .max_requests = plan->max_waiting + 2 * plan->max_running,
-        .block_size = KV_BLOCK_SIZE,
-        .has_token_ids = true,
-        .policy = policy,
-        .policy_options = kv_policy_options_default(),
+    const struct prefix_tiers_options tiers_options = {
+        .host_bytes = options->kv_host_bytes,
+        .disk_path = options->kv_disk_path,
+        .disk_bytes = options->kv_disk_bytes,
+        .num_blocks = plan->kv_num_blocks,
+        .device = engine->device,
+        .kv = executor_kv(engine->executor),
+        .log = &engine->model->log,
     };
-    /* What one step fills: whole blocks of prompts, and the last tokens of others. */
-    size_t max_filled = (size_t)(plan->max_step_tokens / KV_BLOCK_SIZE) + (size_t)plan->max_running;
-    TRY(prefix_cache_create(engine->model, &options, false, &engine->kv_pool, &engine->prefix,
-                            err));
+    if (has_tiers(options)) {
+        TRY(prefix_tiers_prepare(&tiers_options, &engine->tiers, err));
+    }
+    char computation[192];
+    snprintf(computation, sizeof(computation),
+             "%s, imbrex %s, kernels %s, invariant %d, without %x", plan->compute, imbrex_version(),
+             plan->kernels, target->batch_invariant, (unsigned)options->ablations);
+    const struct prefix_cache_options cache_options = {
+        .cache =
+            {
+                /* Preempted ones wait beside those that never ran; one too many runs without the
+                 * cache. */
+                .max_requests = plan->max_waiting + 2 * plan->max_running,
+                .block_size = KV_BLOCK_SIZE,
+                .has_token_ids = true,
+                .forgets = has_tiers(options) ? prefix_tiers_forget : NULL,
+                .user = &engine->tiers,
+                .policy = policy_of(options),
+                .policy_options = kv_policy_options_default(),
+            },
+        .computation = computation,
+        .kept_secret = options->kv_disk_path != NULL ? engine->tiers.folder.secret : NULL,
+    };
+    TRY(prefix_cache_create(engine->model, &cache_options, &engine->kv_pool, &engine->prefix, err));
     engine->prefix.metrics = &engine->metrics;
     engine->scheduler.cache = prefix_scheduler_cache(&engine->prefix);
+    if (has_tiers(options)) {
+        TRY(prefix_tiers_create(&tiers_options, &engine->prefix, &engine->tiers, err));
+    }
+    /* What one step fills: whole blocks of prompts, and the last tokens of others. */
+    size_t max_filled = (size_t)(plan->max_step_tokens / KV_BLOCK_SIZE) + (size_t)plan->max_running;
     for (int32_t i = 0; i < EXECUTOR_MAX_IN_FLIGHT; i++) {
         struct flight *flight = &engine->flights[i];
         flight->pinned_blocks = malloc(max_filled * sizeof(*flight->pinned_blocks));
@@ -279,7 +361,7 @@ static enum imbrex_status create_parts(struct imbrex_engine *engine,
         TRY(step_plan_create(&scheduler_options, &engine->flights[i].plan, err));
     }
     if (policy_of(options) != NULL) {
-        TRY(create_prefix_cache(engine, policy_of(options), err));
+        TRY(create_prefix_cache(engine, options, target, err));
     }
     engine->request_limits = (struct request_limits){
         .context_size = plan->context_size,
@@ -376,6 +458,8 @@ enum imbrex_status imbrex_engine_create(struct imbrex_model *model,
     }
     TRY(check_options(options, err));
     TRY(device_parse(options->device, &choice, err));
+    choice.tuned = options->tuned;
+    choice.tuned_is_optional = options->tuned_is_optional;
     opened = choice;
     struct imbrex_error reason = {0};
     enum imbrex_status status = open_and_create(model, options, &choice, &opened, engine, &reason);
@@ -404,6 +488,7 @@ void imbrex_engine_destroy(struct imbrex_engine *engine)
         step_plan_destroy(&engine->flights[i].plan);
         free(engine->flights[i].pinned_blocks);
     }
+    prefix_tiers_destroy(&engine->tiers, engine->failure.status == IMBREX_STATUS_OK);
     prefix_cache_destroy(&engine->prefix);
     scheduler_destroy(&engine->scheduler);
     kv_pool_destroy(&engine->kv_pool);

@@ -15,6 +15,7 @@
 
 #include "engine/executor.h"
 #include "engine/metrics.h"
+#include "engine/prefix_tiers.h"
 #include "engine/request.h"
 
 /* Requests as a list, each in one at a time. */
@@ -29,6 +30,7 @@ struct flight {
     enum imbrex_status status; /* of its submission; not OK: there is nothing to collect */
     int32_t *pinned_blocks;    /* [num_pinned_blocks] duplicates that it still reads */
     int32_t num_pinned_blocks;
+    int64_t submit_ns;
 };
 
 struct imbrex_engine {
@@ -46,6 +48,7 @@ struct imbrex_engine {
     struct kv_pool kv_pool;
     struct scheduler scheduler;
     struct prefix_cache prefix;                    /* zeroed: none */
+    struct prefix_tiers tiers;                     /* below it; zeroed: none */
     struct flight flights[EXECUTOR_MAX_IN_FLIGHT]; /* ring: num_flights from first_flight on */
     int32_t first_flight, num_flights;
     struct request_list live;    /* have choices left, or are not known to the scheduler yet */

@@ -229,7 +229,11 @@ static bool submit_step(struct imbrex_engine *engine, int64_t now_ns)
 {
     struct flight *flight =
         &engine->flights[(engine->first_flight + engine->num_flights) % EXECUTOR_MAX_IN_FLIGHT];
+    bool has_tiers = engine->tiers.tiers != NULL;
     begin_range(engine, "schedule");
+    if (has_tiers) {
+        prefix_tiers_look(&engine->tiers, &engine->scheduler);
+    }
     scheduler_plan(&engine->scheduler, &flight->plan);
     if (flight->plan.num_rows > 0) {
         count_rows(engine, &flight->plan, now_ns);
@@ -241,7 +245,11 @@ static bool submit_step(struct imbrex_engine *engine, int64_t now_ns)
         return false;
     }
     engine->num_flights++;
-    flight->status = executor_submit(engine->executor, &flight->plan, &flight->layout);
+    flight->submit_ns = now_ns;
+    flight->status = has_tiers ? prefix_tiers_start(&engine->tiers) : IMBREX_STATUS_OK;
+    if (flight->status == IMBREX_STATUS_OK) {
+        flight->status = executor_submit(engine->executor, &flight->plan, &flight->layout);
+    }
     return true;
 }
 
@@ -416,6 +424,8 @@ static enum imbrex_status collect_step(struct imbrex_engine *engine, int64_t *de
         if (results.forward_ns > 0) {
             metrics_observe(&engine->metrics.forward_time, results.forward_ns);
         }
+        prefix_tiers_observe_step(&engine->tiers, flight->plan.num_tokens,
+                                  now_ns - flight->submit_ns);
     } else {
         metrics_add(&engine->metrics.num_failed_steps, 1);
         fail_step(engine, flight, status, now_ns);
@@ -448,6 +458,9 @@ static void publish(struct imbrex_engine *engine)
     uint64_t num_counted =
         atomic_load_explicit(&engine->metrics.num_preemptions, memory_order_relaxed);
     metrics_add(&engine->metrics.num_preemptions, engine->scheduler.num_preemptions - num_counted);
+    if (engine->tiers.tiers != NULL) {
+        prefix_tiers_publish(&engine->tiers);
+    }
 }
 
 void engine_loop_step(struct imbrex_engine *engine)
@@ -478,6 +491,9 @@ void engine_loop_step(struct imbrex_engine *engine)
         int64_t step_ns = clock_now_ns() - begin_ns;
         metrics_observe(&engine->metrics.step_time, step_ns);
         metrics_observe(&engine->metrics.overhead, step_ns - device_ns);
+    } else if (!has_planned && engine->tiers.tiers != NULL &&
+               prefix_tiers_is_moving(&engine->tiers)) {
+        prefix_tiers_wait(&engine->tiers);
     }
     publish(engine);
     release_ended(engine);

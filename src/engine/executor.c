@@ -38,7 +38,8 @@ struct executor_place {
     struct place_memory host, device;
     struct device_event *event; /* behind the step */
     struct step_work work;
-    int64_t forward_ns, sample_ns; /* written by the step's work */
+    int64_t forward_ns, sample_ns; /* written by the step's work, on a host */
+    int64_t given_ns;              /* when the step was given to the device */
 };
 
 struct executor {
@@ -66,6 +67,7 @@ struct executor {
     bool has_no_graphs; /* one could not be captured */
     int32_t num_in_flight;
     int64_t num_submitted; /* the next step's place follows from it */
+    int64_t collected_ns;  /* when the last step was */
 };
 
 static int32_t min_int32(int32_t a, int32_t b)
@@ -91,10 +93,21 @@ static int32_t max_logit_rows(const struct imbrex_model *model,
     return rows < max_tokens ? (int32_t)rows : options->limits.max_tokens;
 }
 
+static bool has_mlp_bias(const struct imbrex_model *model)
+{
+    bool has_bias = false;
+    for (int32_t i = 0; i < model->config.num_layers; i++) {
+        const struct layer_weights *layer = &model->weights.layers[i];
+        has_bias |= layer->gate_bias != NULL || layer->up_bias != NULL;
+    }
+    return has_bias;
+}
+
 static struct backend_shape shape_of(const struct imbrex_model *model,
                                      const struct executor_options *options)
 {
     const struct model_config *config = &model->config;
+    bool is_ablated = (options->ablations & IMBREX_ABLATE_MLP) != 0;
     return (struct backend_shape){.hidden_size = config->hidden_size,
                                   .intermediate_size = config->intermediate_size,
                                   .vocab_size = config->vocab_size,
@@ -106,7 +119,8 @@ static struct backend_shape shape_of(const struct imbrex_model *model,
                                   .max_logit_rows = max_logit_rows(model, options),
                                   .max_samples = options->limits.max_samples,
                                   .context_size = options->context_size,
-                                  .activation_dtype = options->dtype};
+                                  .activation_dtype = options->dtype,
+                                  .has_unfused_mlp = is_ablated || has_mlp_bias(model)};
 }
 
 /* Scratch memory of the ops, and of the sampler where it is not among them. */
@@ -375,6 +389,11 @@ void executor_destroy(struct executor *executor)
     device_free(executor->device, executor->kv.blocks);
     weights_place_release(executor->device, &executor->placed);
     free(executor);
+}
+
+const struct kv_view *executor_kv(const struct executor *executor)
+{
+    return &executor->kv;
 }
 
 int32_t executor_max_in_flight(const struct executor *executor)
@@ -679,6 +698,7 @@ enum imbrex_status executor_submit(struct executor *executor, const struct step_
     assert(layout->num_tokens <= executor->options.limits.max_tokens);
     assert(layout->num_samples <= executor->options.limits.max_samples);
     place->work.layout = *layout;
+    place->given_ns = clock_now_ns();
     enum imbrex_status status = give_step(executor, place, plan);
     if (status != IMBREX_STATUS_OK) {
         TRY(drain(executor, place));
@@ -695,6 +715,10 @@ enum imbrex_status executor_collect(struct executor *executor, struct executor_r
     struct executor_place *place =
         place_of(executor, executor->num_submitted - executor->num_in_flight);
     enum imbrex_status status = device_event_synchronize(executor->device, place->event);
+    /* The device began with it when it was given, or behind the step before. */
+    int64_t begin_ns =
+        place->given_ns > executor->collected_ns ? place->given_ns : executor->collected_ns;
+    executor->collected_ns = clock_now_ns();
     executor->num_in_flight--;
     TRY(status);
     const struct batch_layout *layout = &place->work.layout;
@@ -704,7 +728,8 @@ enum imbrex_status executor_collect(struct executor *executor, struct executor_r
             (const struct imbrex_logprob *)(const void *)(place->host.results +
                                                           results_top_begin(
                                                               (size_t)layout->num_samples)),
-        .forward_ns = place->forward_ns,
+        .forward_ns =
+            executor->backend->is_host ? place->forward_ns : executor->collected_ns - begin_ns,
         .sample_ns = place->sample_ns,
     };
     return IMBREX_STATUS_OK;

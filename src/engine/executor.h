@@ -53,7 +53,9 @@ struct executor_plan {
 struct executor_results {
     const struct sample_result *results;       /* [num_samples] */
     const struct imbrex_logprob *top_logprobs; /* [num_samples, layout.max_logprobs] */
-    int64_t forward_ns; /* forward pass and logits, as a host computed them; 0 on a GPU */
+    /* Forward pass and logits, as a host computed them; on a GPU the whole step, from when it was
+     * given or the one before it was done. */
+    int64_t forward_ns;
     int64_t sample_ns;
 };
 
@@ -70,6 +72,9 @@ enum imbrex_status executor_create(struct imbrex_model *model, struct device *de
                                    struct executor **executor, struct imbrex_error *err);
 /* No step may be in flight, except on a device that failed. NULL does nothing. */
 void executor_destroy(struct executor *executor);
+
+/* Where its KV blocks lie: device memory, a view. */
+const struct kv_view *executor_kv(const struct executor *executor);
 
 /* Steps that may be in flight at once: 1, or EXECUTOR_MAX_IN_FLIGHT on an asynchronous device. */
 int32_t executor_max_in_flight(const struct executor *executor);

@@ -98,6 +98,12 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .num_preemptions = read_counter(&metrics->num_preemptions),
         .num_queried_tokens = read_counter(&metrics->num_queried_tokens),
         .num_cached_tokens = read_counter(&metrics->num_cached_tokens),
+        .num_host_tokens = read_counter(&metrics->num_host_tokens),
+        .num_disk_tokens = read_counter(&metrics->num_disk_tokens),
+        .num_kv_demoted = (uint64_t)read_gauge(&metrics->num_kv_demoted),
+        .num_kv_lost = (uint64_t)read_gauge(&metrics->num_kv_lost),
+        .num_kv_faults = (uint64_t)read_gauge(&metrics->num_kv_faults),
+        .kv_wait_ns = read_counter(&metrics->kv_wait_ns),
         .num_key_collisions = read_counter(&metrics->num_key_collisions),
         .num_steps = read_counter(&metrics->num_steps),
         .num_failed_steps = read_counter(&metrics->num_failed_steps),
@@ -106,6 +112,8 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .num_waiting = read_gauge(&metrics->num_waiting),
         .kv_num_blocks = read_gauge(&metrics->kv_num_blocks),
         .kv_num_free = read_gauge(&metrics->kv_num_free),
+        .kv_host_blocks = read_gauge(&metrics->kv_host_blocks),
+        .kv_disk_blocks = read_gauge(&metrics->kv_disk_blocks),
     };
     for (size_t i = 0; i < sizeof(snapshot->num_ended) / sizeof(snapshot->num_ended[0]); i++) {
         snapshot->num_ended[i] = read_counter(&metrics->num_ended[i]);

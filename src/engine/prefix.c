@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/prefix_tiers.h"
 #include "engine/request.h"
 
 /* ---- of a request ---------------------------------------------------------------------------- */
@@ -91,29 +92,54 @@ void prefix_weight_digest(struct kv_hasher *hasher, const struct checkpoint *che
     struct kv_key digest;
     kv_hasher_root(hasher, &start, &checkpoint->seed, sizeof(checkpoint->seed), &digest);
     for (int32_t i = 0; i < checkpoint->num_tensors; i++) {
-        digest_tensor(hasher, checkpoint->tensors[i], checkpoint->region.base == NULL, &digest);
+        digest_tensor(hasher, checkpoint->tensors[i], !checkpoint->is_random, &digest);
     }
     memcpy(weight_digest, digest.words, sizeof(digest.words));
 }
 
+void prefix_model_digest(struct kv_hasher *hasher, const struct imbrex_model *model,
+                         unsigned char model_digest[32])
+{
+    char text[512];
+    const struct model_config *config = &model->config;
+    const struct rope_scaling *scaling = &config->rope_scaling;
+    snprintf(text, sizeof(text),
+             "%s %d %d %d %d %d %d; %a %a; rope %d %a %a %a %a %a %a %d %a; %d %d %d %d %d %d",
+             architecture_name(config->architecture), config->hidden_size,
+             config->intermediate_size, config->num_layers, config->num_heads, config->num_kv_heads,
+             config->head_dim, config->rope_theta, config->rms_norm_eps, (int)scaling->type,
+             scaling->factor, scaling->original_max_position_embeddings, scaling->low_freq_factor,
+             scaling->high_freq_factor, scaling->beta_fast, scaling->beta_slow, scaling->truncate,
+             scaling->attention_factor, config->is_rope_interleaved, config->sliding_window,
+             config->qk_norm, config->qkv_bias, config->o_bias, config->mlp_bias);
+    struct kv_identity link = {.model_id = "model", .layout = text};
+    struct kv_key digest;
+    prefix_weight_digest(hasher, &model->checkpoint, link.weight_digest);
+    kv_hasher_root(hasher, &link, config->sliding_layers, sizeof(config->sliding_layers), &digest);
+    memcpy(model_digest, digest.words, sizeof(digest.words));
+}
+
 enum imbrex_status prefix_cache_create(const struct imbrex_model *model,
-                                       const struct kv_cache_options *options, bool are_keys_kept,
+                                       const struct prefix_cache_options *options,
                                        struct kv_pool *pool, struct prefix_cache *prefix,
                                        struct imbrex_error *err)
 {
     enum imbrex_status status;
     struct prefix_cache created = {.pool = pool, .identity = {.model_id = model->path}};
-    TRY_OR_FAIL(kv_random_secret(created.identity.secret, err));
     TRY_OR_FAIL(kv_hasher_create(&created.hasher, err));
-    TRY_OR_FAIL(kv_cache_create(options, pool, &created.cache, err));
-    if (are_keys_kept) {
-        prefix_weight_digest(created.hasher, &model->checkpoint, created.identity.weight_digest);
+    TRY_OR_FAIL(kv_cache_create(&options->cache, pool, &created.cache, err));
+    if (options->kept_secret != NULL) {
+        /* The model is what it computes with, wherever it lies. */
+        created.identity.model_id = "";
+        memcpy(created.identity.secret, options->kept_secret, sizeof(created.identity.secret));
+        prefix_model_digest(created.hasher, model, created.identity.weight_digest);
     } else {
+        TRY_OR_FAIL(kv_random_secret(created.identity.secret, err));
         TRY_OR_FAIL(kv_random_secret(created.identity.weight_digest, err));
     }
     *prefix = created;
-    snprintf(prefix->layout, sizeof(prefix->layout), "f32 %d tokens, layer, K V, head, token",
-             KV_BLOCK_SIZE);
+    snprintf(prefix->layout, sizeof(prefix->layout), "%d tokens, layer, K V, head, token; %s",
+             KV_BLOCK_SIZE, options->computation);
     prefix->identity.layout = prefix->layout;
     return IMBREX_STATUS_OK;
 fail:
@@ -135,8 +161,7 @@ static struct request_choice *choice_of(const struct sequence *sequence)
     return sequence->owner;
 }
 
-/* NULL for a sequence that the cache does not know. */
-static struct request_prefix *prefix_of(const struct sequence *sequence)
+struct request_prefix *prefix_of(const struct sequence *sequence)
 {
     const struct request_choice *choice = choice_of(sequence);
     return choice->choice_idx == 0 ? &choice->request->prefix : NULL;
@@ -178,6 +203,8 @@ static void on_arrive(void *user, struct sequence *sequence)
     }
     extend_keys(cache, prefix, choice_of(sequence), count_known(sequence));
     prefix->kv.order = sequence->order_key;
+    prefix->is_loading = false;
+    prefix->held_until_ns = 0;
     prefix->is_known =
         kv_cache_arrive(cache->cache, &prefix->kv, cache->now_ns) == IMBREX_STATUS_OK;
 }
@@ -190,6 +217,12 @@ static void on_leave(void *user, struct sequence *sequence)
         kv_cache_leave(cache->cache, &prefix->kv, cache->now_ns);
         prefix->is_known = false;
     }
+}
+
+static bool on_is_held(void *user, const struct sequence *sequence)
+{
+    const struct prefix_cache *cache = user;
+    return cache->tiers != NULL && prefix_tiers_is_held(cache->tiers, prefix_of(sequence));
 }
 
 static void note_collisions(struct prefix_cache *cache)
@@ -210,8 +243,11 @@ static int32_t on_admit(void *user, struct sequence *sequence, int32_t max_block
     kv_cache_admit(cache->cache, &prefix->kv, max_blocks, prefix->has_run, cache->now_ns);
     note_collisions(cache);
     memcpy(table, prefix->blocks, (size_t)prefix->kv.num_blocks * sizeof(*table));
+    struct imbrex_request *request = choice_of(sequence)->request;
+    if (cache->tiers != NULL) {
+        prefix_tiers_admit(cache->tiers, prefix, prefix->has_run ? NULL : &request->metrics);
+    }
     if (!prefix->has_run) {
-        struct imbrex_request *request = choice_of(sequence)->request;
         request->metrics.num_cached_tokens = prefix->kv.num_blocks * KV_BLOCK_SIZE;
         metrics_add(&cache->metrics->num_queried_tokens, (uint64_t)request->num_prompt_ids);
         metrics_add(&cache->metrics->num_cached_tokens,
@@ -258,6 +294,7 @@ struct scheduler_cache prefix_scheduler_cache(struct prefix_cache *prefix)
         .user = prefix,
         .arrive = on_arrive,
         .leave = on_leave,
+        .is_held = on_is_held,
         .admit = on_admit,
         .finish = on_finish,
     };

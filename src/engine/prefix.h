@@ -28,6 +28,9 @@ struct request_prefix {
     int32_t max_blocks;
     bool is_known; /* the cache has it, waiting or running */
     bool has_run;
+    /* While it waits: its next block is on its way up, for which it is held back until then. */
+    bool is_loading;
+    int64_t held_until_ns; /* 0: it has not been held back */
 };
 
 struct request_prefix_options {
@@ -45,28 +48,45 @@ enum imbrex_status request_prefix_create(const struct request_prefix_options *op
 /* Safe on a zeroed struct. */
 void request_prefix_destroy(struct request_prefix *prefix);
 
+struct prefix_tiers;
+
+struct prefix_cache_options {
+    struct kv_cache_options cache;
+    /* What else the bits of a block depend on: kernels, type, modes; NUL-terminated. */
+    const char *computation;
+    /* [32] that keys begin with: blocks may be found by another engine, which must know the weights
+     * by their bytes; all are read for it. NULL: drawn anew; blocks are this open model's, whatever
+     * its files hold. */
+    const unsigned char *kept_secret;
+};
+
 struct prefix_cache {
     struct kv_cache *cache; /* NULL: there is none */
     struct kv_pool *pool;
     struct kv_hasher *hasher;
     struct kv_identity identity;
-    char layout[64];
+    char layout[256];
     struct metrics *metrics;
-    int64_t now_ns; /* set by the engine before each part of a step */
+    struct prefix_tiers *tiers; /* below it; NULL: none */
+    int64_t now_ns;             /* set by the engine before each part of a step */
 };
 
-/* Sets everything but metrics and now_ns. The struct may not move afterwards. The secret is new
- * each time. are_keys_kept: blocks may be found by another engine, which must know the weights by
- * their bytes; all are read for it. Else they are this open model's, whatever its files hold. */
+/* Sets everything but metrics, tiers and now_ns. The struct may not move afterwards. */
 enum imbrex_status prefix_cache_create(const struct imbrex_model *model,
-                                       const struct kv_cache_options *options, bool are_keys_kept,
+                                       const struct prefix_cache_options *options,
                                        struct kv_pool *pool, struct prefix_cache *prefix,
                                        struct imbrex_error *err);
 /* Of all tensors, every byte, and of the seed that makes those of a model without files. */
 void prefix_weight_digest(struct kv_hasher *hasher, const struct checkpoint *checkpoint,
                           unsigned char weight_digest[32]);
+/* The same, and of what the configuration says about the computation. */
+void prefix_model_digest(struct kv_hasher *hasher, const struct imbrex_model *model,
+                         unsigned char model_digest[32]);
 /* Safe on a zeroed struct. */
 void prefix_cache_destroy(struct prefix_cache *prefix);
+
+/* Of a sequence that the cache may know; NULL for any other. */
+struct request_prefix *prefix_of(const struct sequence *sequence);
 
 /* The calls of scheduler.h, for sequences that lie in a struct request_choice. */
 struct scheduler_cache prefix_scheduler_cache(struct prefix_cache *prefix);

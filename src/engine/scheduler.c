@@ -365,11 +365,16 @@ static bool make_room(struct planner *planner, const struct sequence *head)
     return has_room(scheduler, &room);
 }
 
-/* Starts the table with what the cache has of the sequence. One token at least is computed, and so
- * is each position that is scored. */
+static bool is_held(const struct scheduler *scheduler, const struct sequence *sequence)
+{
+    return scheduler->cache.is_held != NULL &&
+           scheduler->cache.is_held(scheduler->cache.user, sequence);
+}
+
+/* Starts the table with what the cache has of the sequence. */
 static void take_cached(struct scheduler *scheduler, struct sequence *sequence, int32_t *table)
 {
-    int32_t max_tokens = min_int32(sequence_num_wanted(sequence) - 1, sequence->score_begin);
+    int32_t max_tokens = sequence_max_cached(sequence);
     if (scheduler->cache.admit != NULL) {
         sequence->num_blocks = scheduler->cache.admit(scheduler->cache.user, sequence,
                                                       max_tokens / KV_BLOCK_SIZE, table);
@@ -385,7 +390,7 @@ static void admit_waiting(struct planner *planner)
     struct sequence *head;
 
     while ((head = scheduler->first_waiting) != NULL && !head->is_preempted &&
-           make_room(planner, head)) {
+           !is_held(scheduler, head) && make_room(planner, head)) {
         int32_t num_needed = blocks_of_tokens(sequence_num_wanted(head));
         waiting_remove(scheduler, head);
         take_slot(scheduler, head);

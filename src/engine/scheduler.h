@@ -90,6 +90,14 @@ static inline int32_t sequence_num_wanted(const struct sequence *sequence)
     return sequence->num_tokens - 1;
 }
 
+/* Tokens of its beginning that a cache may have for it: one at least is computed, and so is each
+ * position that is scored. */
+static inline int32_t sequence_max_cached(const struct sequence *sequence)
+{
+    int32_t max_tokens = sequence_num_wanted(sequence) - 1;
+    return sequence->score_begin < max_tokens ? sequence->score_begin : max_tokens;
+}
+
 /* What one sequence does in a step: tokens [position, position + num_tokens). */
 struct step_row {
     struct sequence *sequence;
@@ -134,6 +142,9 @@ struct scheduler_cache {
     void (*arrive)(void *user, struct sequence *sequence);
     /* It ended while it waited so. */
     void (*leave)(void *user, struct sequence *sequence);
+    /* Blocks of it are on their way: it is not admitted yet, nor those behind it. The cache sees to
+     * it that this does not last. NULL: never. */
+    bool (*is_held)(void *user, const struct sequence *sequence);
     /* It runs: of the blocks that hold its first tokens at most max_blocks are written to the
      * table, one user more each. Returns how many; their tokens are not computed again. */
     int32_t (*admit)(void *user, struct sequence *sequence, int32_t max_blocks, int32_t *table);

@@ -22,7 +22,8 @@ struct kv_cache {
     int32_t *free_requests; /* [num_free_requests] stack of request indices */
     int32_t num_free_requests, max_requests;
     int64_t now_ns; /* of the last call: the pool's hooks have no time of their own */
-    void (*forgets)(void *user, const struct kv_key *key, int32_t block_idx);
+    void (*forgets)(void *user, const struct kv_key *key, const int32_t *token_ids,
+                    int32_t block_idx);
     void *user;
     /* Where the eviction of this victim's descendants stopped, so that a victim with a long tail is
      * not walked down again for each block. -1: nowhere. */
@@ -83,7 +84,12 @@ static void forget(struct kv_cache *cache, int32_t block_idx)
         cache->policy->functions->evict(cache->policy, block_idx);
     }
     if (cache->forgets != NULL) {
-        cache->forgets(cache->user, &cache->tree.keys[block_idx], block_idx);
+        const int32_t *token_ids = cache->tree.token_ids;
+        cache->forgets(cache->user, &cache->tree.keys[block_idx],
+                       token_ids == NULL
+                           ? NULL
+                           : token_ids + (size_t)block_idx * (size_t)cache->tree.block_size,
+                       block_idx);
     }
     struct kv_want *nearest = cache->tree.nodes[block_idx].nearest;
     if (nearest != NULL) {

@@ -26,8 +26,10 @@ struct kv_cache_options {
      * and counted. The replayer has no ids. */
     bool has_token_ids;
     /* A block is about to be forgotten; it still has its contents, which a slower tier may take.
-     * The cache must not be called from here. NULL: nobody wants to know. */
-    void (*forgets)(void *user, const struct kv_key *key, int32_t block_idx);
+     * token_ids: [block_size], NULL if the cache has none. The cache must not be called from here.
+     * NULL: nobody wants to know. */
+    void (*forgets)(void *user, const struct kv_key *key, const int32_t *token_ids,
+                    int32_t block_idx);
     void *user;
     const char *policy;
     struct kv_policy_options policy_options; /* sizes are filled in by the cache */

@@ -330,6 +330,7 @@ void checkpoint_close(struct checkpoint *checkpoint)
     gguf_release(&checkpoint->gguf);
     free(checkpoint->owned_tensors);
     free(checkpoint->owned_names);
+    free(checkpoint->owned_vectors);
     memory_region_unmap(&checkpoint->region);
     free(checkpoint->tensors);
     free(checkpoint->headers);

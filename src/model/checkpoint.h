@@ -18,10 +18,14 @@ struct checkpoint {
     bool is_gguf;
     struct gguf gguf; /* if is_gguf; else zeroed */
     struct checkpoint_tensor
-        *owned_tensors;          /* [num_tensors], what `tensors` points to without headers */
-    char *owned_names;           /* theirs */
-    struct memory_region region; /* the tensors of a model without files, see random_model.h */
-    uint64_t seed;               /* of that model */
+        *owned_tensors; /* [num_tensors], what `tensors` points to without headers */
+    char *owned_names;  /* theirs */
+    /* Of a model without files, see random_model.h: */
+    bool is_random;
+    unsigned char *owned_vectors; /* their elements */
+    struct memory_region region;  /* matrices, once they are filled */
+    size_t region_bytes;          /* it will have */
+    uint64_t seed;
 };
 
 /* Maps the files and merges their headers. Refused: a shard that is missing or lies outside the

@@ -228,13 +228,17 @@ fail:
 enum imbrex_status model_fill(struct imbrex_model *model, struct imbrex_error *err)
 {
     enum imbrex_status status = IMBREX_STATUS_OK;
-    if (model->checkpoint.region.base == NULL) {
+    if (!model->checkpoint.is_random) {
         return IMBREX_STATUS_OK;
     }
     pthread_mutex_lock(&model->filling);
     if (!model->is_filled) {
         status = random_model_fill(&model->checkpoint, err);
-        model->is_filled = status == IMBREX_STATUS_OK;
+        if (status == IMBREX_STATUS_OK) {
+            weights_rebase(&model->weights, model->config.num_layers,
+                           model->checkpoint.region.base);
+            model->is_filled = true;
+        }
     }
     pthread_mutex_unlock(&model->filling);
     return status;
@@ -264,7 +268,7 @@ static const char *format_name(const struct checkpoint *checkpoint)
     if (checkpoint->is_gguf) {
         return checkpoint->gguf.version == 2 ? "GGUF v2" : "GGUF v3";
     }
-    return checkpoint->region.base != NULL ? "random" : "safetensors";
+    return checkpoint->is_random ? "random" : "safetensors";
 }
 
 void imbrex_model_describe(const struct imbrex_model *model, struct imbrex_model_info *info)

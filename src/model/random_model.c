@@ -108,13 +108,14 @@ struct placer {
     struct checkpoint *checkpoint;
     struct checkpoint_tensor *tensors; /* NULL while counting */
     int32_t num_tensors;
-    size_t num_bytes, name_bytes;
+    size_t vector_bytes, matrix_bytes, name_bytes;
     const char *path;
 };
 
 static void place(struct placer *placer, const char *name, int64_t rows, int64_t columns)
 {
     size_t num_bytes = (size_t)rows * (size_t)(columns > 0 ? columns : 1) * sizeof(uint16_t);
+    size_t *end = columns > 0 ? &placer->matrix_bytes : &placer->vector_bytes;
     if (placer->tensors != NULL) {
         char *copy = placer->checkpoint->owned_names + placer->name_bytes;
         memcpy(copy, name, strlen(name) + 1);
@@ -124,14 +125,16 @@ static void place(struct placer *placer, const char *name, int64_t rows, int64_t
             .dtype = DTYPE_BF16,
             .num_dims = columns > 0 ? 2 : 1,
             .shape = {rows, columns},
-            .elements = placer->checkpoint->region.base + placer->num_bytes,
+            /* Of a matrix the distance alone, until there is memory to add it to. */
+            .elements = columns > 0 ? (const unsigned char *)(uintptr_t)*end
+                                    : placer->checkpoint->owned_vectors + *end,
             .num_bytes = num_bytes,
             .file = placer->path,
         };
     }
     placer->num_tensors++;
     placer->name_bytes += strlen(name) + 1;
-    placer->num_bytes += (num_bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+    *end += (num_bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
 }
 
 static void place_all(struct placer *placer, const struct model_config *config)
@@ -245,11 +248,13 @@ static enum imbrex_status make_tensors(const char *path, const struct model_conf
     checkpoint->owned_names = malloc(placer.name_bytes);
     checkpoint->owned_tensors = calloc(num_tensors, sizeof(checkpoint->owned_tensors[0]));
     checkpoint->tensors = calloc(num_tensors, sizeof(checkpoint->tensors[0]));
+    checkpoint->owned_vectors = calloc(1, placer.vector_bytes);
     if (checkpoint->owned_names == NULL || checkpoint->owned_tensors == NULL ||
-        checkpoint->tensors == NULL) {
+        checkpoint->tensors == NULL || checkpoint->owned_vectors == NULL) {
         return error_out_of_memory(err, path, num_tensors * sizeof(checkpoint->owned_tensors[0]));
     }
-    TRY(memory_region_map(path, placer.num_bytes, &checkpoint->region, err));
+    checkpoint->is_random = true;
+    checkpoint->region_bytes = placer.matrix_bytes;
     placer = (struct placer){
         .checkpoint = checkpoint, .path = path, .tensors = checkpoint->owned_tensors};
     place_all(&placer, config);
@@ -284,13 +289,21 @@ enum imbrex_status random_model_open(const char *path, struct model_config *conf
     return IMBREX_STATUS_OK;
 }
 
-enum imbrex_status random_model_fill(const struct checkpoint *checkpoint, struct imbrex_error *err)
+enum imbrex_status random_model_fill(struct checkpoint *checkpoint, struct imbrex_error *err)
 {
     struct thread_pool *pool = NULL;
-    TRY(thread_pool_create(thread_pool_num_cpus(), &pool, err));
+    TRY(memory_region_map(checkpoint->owned_tensors[0].file, checkpoint->region_bytes,
+                          &checkpoint->region, err));
+    enum imbrex_status status = thread_pool_create(thread_pool_num_cpus(), &pool, err);
+    if (status != IMBREX_STATUS_OK) {
+        memory_region_unmap(&checkpoint->region);
+        return status;
+    }
     for (int32_t i = 0; i < checkpoint->num_tensors; i++) {
-        if (checkpoint->tensors[i]->num_dims == 2) {
-            struct fill fill = fill_of(checkpoint, checkpoint->tensors[i]);
+        struct checkpoint_tensor *tensor = &checkpoint->owned_tensors[i];
+        if (tensor->num_dims == 2) {
+            tensor->elements = checkpoint->region.base + (uintptr_t)tensor->elements;
+            struct fill fill = fill_of(checkpoint, tensor);
             thread_pool_run(pool, fill.num_elements, GRAIN, fill_elements, &fill);
         }
     }

@@ -10,11 +10,13 @@
 /* True if the path names such a model by its prefix, whether there is such a shape or not. */
 bool random_model_is_path(const char *path);
 
-/* The configuration, and BF16 tensors in address space of their own. Vectors are filled, matrices
- * are zero until random_model_fill. `path` must outlive the checkpoint. */
+/* The configuration, and BF16 tensors. Vectors are there, matrices have no memory before
+ * random_model_fill: their elements are distances from where it will begin. `path` must outlive the
+ * checkpoint. */
 enum imbrex_status random_model_open(const char *path, struct model_config *config,
                                      struct checkpoint *checkpoint, struct imbrex_error *err);
-/* Fills the matrices: all bytes depend on shape and seed alone. Uses all CPUs of the process. */
-enum imbrex_status random_model_fill(const struct checkpoint *checkpoint, struct imbrex_error *err);
+/* Once: matrices in checkpoint->region, whose bytes depend on shape and seed alone. Uses all CPUs
+ * of the process. After a failure nothing has changed. */
+enum imbrex_status random_model_fill(struct checkpoint *checkpoint, struct imbrex_error *err);
 
 #endif

@@ -331,6 +331,21 @@ fail:
     return status;
 }
 
+void weights_rebase(struct weights *weights, int32_t num_layers, const unsigned char *base)
+{
+    weights->embed_tokens.elements = base + (uintptr_t)weights->embed_tokens.elements;
+    weights->lm_head.elements = base + (uintptr_t)weights->lm_head.elements;
+    for (int32_t i = 0; i < num_layers; i++) {
+        struct layer_weights *layer = &weights->layers[i];
+        struct weight_view *const views[] = {&layer->q_proj,   &layer->k_proj,    &layer->v_proj,
+                                             &layer->o_proj,   &layer->gate_proj, &layer->up_proj,
+                                             &layer->down_proj};
+        for (size_t j = 0; j < sizeof(views) / sizeof(views[0]); j++) {
+            views[j]->elements = base + (uintptr_t)views[j]->elements;
+        }
+    }
+}
+
 void weights_release(struct weights *weights)
 {
     free(weights->converted);

@@ -50,6 +50,8 @@ enum imbrex_status weights_bind(const struct checkpoint *checkpoint,
                                 struct weights *weights, struct imbrex_error *err);
 /* Whether a tensor of this name changes nothing: weights_bind skips it. */
 bool weights_is_ignored(const char *name);
+/* Of matrices that were bound by their distances from a place that is only now known. */
+void weights_rebase(struct weights *weights, int32_t num_layers, const unsigned char *base);
 /* Safe on a zeroed struct. */
 void weights_release(struct weights *weights);
 

@@ -138,6 +138,9 @@ struct backend_shape {
     int32_t max_tokens, max_seqs, max_logit_rows, max_samples; /* of a step */
     int32_t context_size;
     enum dtype activation_dtype;
+    /* Some layer's gate or up has a bias, or IMBREX_ABLATE_MLP is asked for: then the two are a
+     * product of their own, which needs scratch memory. */
+    bool has_unfused_mlp;
 };
 
 struct backend_cuda_options {

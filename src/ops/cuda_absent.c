@@ -66,6 +66,16 @@ enum imbrex_status imbrex_gemm(struct imbrex_device *device,
     return report_absent(err);
 }
 
+enum imbrex_status imbrex_gated_activation(struct imbrex_device *device,
+                                           const struct imbrex_gated_activation_params *params,
+                                           void *stream, struct imbrex_error *err)
+{
+    (void)device;
+    (void)params;
+    (void)stream;
+    return report_absent(err);
+}
+
 int32_t imbrex_kernel_num_variants(enum imbrex_kernel_op op)
 {
     (void)op;
@@ -102,6 +112,102 @@ enum imbrex_status imbrex_kernel_choose(const struct imbrex_device *device,
     (void)shape;
     (void)variant_idx;
     (void)plan;
+    return report_absent(err);
+}
+
+enum imbrex_status imbrex_tune_key_read(struct imbrex_device *device, struct imbrex_tune_key *key,
+                                        struct imbrex_error *err)
+{
+    (void)device;
+    (void)key;
+    return report_absent(err);
+}
+
+void imbrex_tune_file_name(const struct imbrex_tune_key *key, char name[IMBREX_TUNE_NAME_BYTES])
+{
+    (void)key;
+    name[0] = '\0';
+}
+
+void imbrex_tune_judge(const double *us, const double *default_us, int32_t num_pairs,
+                       struct imbrex_tune_row *row)
+{
+    (void)us;
+    (void)default_us;
+    (void)num_pairs;
+    row->is_faster = false;
+}
+
+enum imbrex_status imbrex_tune_table_create(const struct imbrex_tune_key *key,
+                                            struct imbrex_tune_table **table,
+                                            struct imbrex_error *err)
+{
+    (void)key;
+    (void)table;
+    return report_absent(err);
+}
+
+enum imbrex_status imbrex_tune_table_open(const char *path, const struct imbrex_tune_key *key,
+                                          struct imbrex_tune_table **table,
+                                          struct imbrex_error *err)
+{
+    (void)path;
+    (void)key;
+    (void)table;
+    return report_absent(err);
+}
+
+/* No table can be there either. */
+void imbrex_tune_table_destroy(struct imbrex_tune_table *table)
+{
+    (void)table;
+}
+
+int32_t imbrex_tune_table_count(const struct imbrex_tune_table *table)
+{
+    (void)table;
+    return 0;
+}
+
+const struct imbrex_tune_row *imbrex_tune_table_at(const struct imbrex_tune_table *table,
+                                                   int32_t row_idx)
+{
+    (void)table;
+    (void)row_idx;
+    return NULL;
+}
+
+const struct imbrex_tune_row *imbrex_tune_table_find(const struct imbrex_tune_table *table,
+                                                     const struct imbrex_kernel_shape *shape)
+{
+    (void)table;
+    (void)shape;
+    return NULL;
+}
+
+enum imbrex_status imbrex_tune_table_set(struct imbrex_tune_table *table,
+                                         const struct imbrex_tune_row *row,
+                                         struct imbrex_error *err)
+{
+    (void)table;
+    (void)row;
+    return report_absent(err);
+}
+
+enum imbrex_status imbrex_tune_table_write(const struct imbrex_tune_table *table, const char *path,
+                                           struct imbrex_error *err)
+{
+    (void)table;
+    (void)path;
+    return report_absent(err);
+}
+
+enum imbrex_status device_cuda_tune(struct device *device, const struct device_choice *choice,
+                                    const struct log *log, struct imbrex_error *err)
+{
+    (void)device;
+    (void)choice;
+    (void)log;
     return report_absent(err);
 }
 

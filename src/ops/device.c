@@ -89,17 +89,32 @@ enum imbrex_status device_parse(const char *name, struct device_choice *choice,
     return IMBREX_STATUS_OK;
 }
 
+/* `created` is destroyed if it cannot have its plans. */
+static enum imbrex_status finish_gpu(const struct device_choice *choice, const struct log *log,
+                                     struct device *created, struct device **device,
+                                     struct device_choice *opened, struct imbrex_error *err)
+{
+    enum imbrex_status status = device_cuda_tune(created, choice, log, err);
+    if (status != IMBREX_STATUS_OK) {
+        device_destroy(created);
+        return status;
+    }
+    *device = created;
+    *opened = *choice;
+    return IMBREX_STATUS_OK;
+}
+
 enum imbrex_status device_open(const struct device_choice *choice, const struct log *log,
                                struct device **device, struct device_choice *opened,
                                struct imbrex_error *err)
 {
     struct device_choice decided = *choice;
+    struct device *created = NULL;
     if (choice->kind == DEVICE_KIND_AUTO) {
         struct imbrex_error reason;
-        if (device_cuda_create(choice->idx, device, &reason) == IMBREX_STATUS_OK) {
+        if (device_cuda_create(choice->idx, &created, &reason) == IMBREX_STATUS_OK) {
             decided.kind = DEVICE_KIND_CUDA;
-            *opened = decided;
-            return IMBREX_STATUS_OK;
+            return finish_gpu(&decided, log, created, device, opened, err);
         }
         /* Where there is no GPU nobody misses it. */
         enum imbrex_log_level level =
@@ -107,8 +122,11 @@ enum imbrex_status device_open(const struct device_choice *choice, const struct 
         log_write(log, level, "device auto: the model runs on the CPU: %s", reason.message);
         decided.kind = DEVICE_KIND_CPU;
     }
-    TRY(decided.kind == DEVICE_KIND_CUDA ? device_cuda_create(decided.idx, device, err)
-                                         : device_cpu_create(device, err));
+    if (decided.kind == DEVICE_KIND_CUDA) {
+        TRY(device_cuda_create(decided.idx, &created, err));
+        return finish_gpu(&decided, log, created, device, opened, err);
+    }
+    TRY(device_cpu_create(device, err));
     *opened = decided;
     return IMBREX_STATUS_OK;
 }

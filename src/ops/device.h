@@ -108,16 +108,23 @@ enum imbrex_status device_cuda_create(int32_t device_idx, struct device **device
 struct device_choice {
     enum device_kind kind;
     int32_t idx; /* of the GPU */
+    /* Of a GPU: as imbrex_device_options. device_parse says none. */
+    const char *tuned;
+    bool tuned_is_optional;
 };
 
 /* "cpu", "cuda", "cuda:N" or "auto"; NULL: "cpu". INVALID_ARGUMENT for any other name. */
 enum imbrex_status device_parse(const char *name, struct device_choice *choice,
                                 struct imbrex_error *err);
-/* Opens what was chosen. AUTO says in the log, in one line, why it is the CPU that it takes; on
- * success *opened is the choice with its kind decided. */
+/* Opens what was chosen, a GPU with its tuned plans. AUTO says in the log, in one line, why it is
+ * the CPU that it takes; on success *opened is the choice with its kind decided. */
 enum imbrex_status device_open(const struct device_choice *choice, const struct log *log,
                                struct device **device, struct device_choice *opened,
                                struct imbrex_error *err);
+/* Gives a GPU that device_cuda_create made the table of tuned plans that `choice` names. Failures
+ * are those of imbrex_device_open; the device goes on without. */
+enum imbrex_status device_cuda_tune(struct device *device, const struct device_choice *choice,
+                                    const struct log *log, struct imbrex_error *err);
 /* Whether there is a GPU with a driver, be they such that device_cuda_create takes them or not. */
 bool device_cuda_is_present(void);
 /* No work may be left on its streams, and everything taken from it must have been given back. NULL

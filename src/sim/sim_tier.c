@@ -186,8 +186,10 @@ void sim_tier_attach(struct sim_tier *tier, struct kv_cache *cache, struct kv_po
     tier->pool = pool;
 }
 
-void sim_tier_forgets(void *user, const struct kv_key *key, int32_t block_idx)
+void sim_tier_forgets(void *user, const struct kv_key *key, const int32_t *token_ids,
+                      int32_t block_idx)
 {
+    (void)token_ids;
     struct sim_tier *tier = user;
     int32_t node = node_of(key);
     (void)block_idx;

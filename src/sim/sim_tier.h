@@ -57,7 +57,8 @@ enum imbrex_status sim_tier_create(const struct sim_trace *trace,
 void sim_tier_destroy(struct sim_tier *tier);
 
 /* kv_cache_options.forgets, with the tier as its user. */
-void sim_tier_forgets(void *user, const struct kv_key *key, int32_t block_idx);
+void sim_tier_forgets(void *user, const struct kv_key *key, const int32_t *token_ids,
+                      int32_t block_idx);
 /* Before the first event. */
 void sim_tier_attach(struct sim_tier *tier, struct kv_cache *cache, struct kv_pool *pool);
 

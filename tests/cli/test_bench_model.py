@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """imbrex bench model: its tests, samples and report. No speed is asserted."""
 import json
+import os
 import re
+import resource
+import signal
 import statistics
 import unittest
 
-from support import TestCase, run
+from support import TIMEOUT_S, TestCase, run, start
 
 OPTIONS = {"model", "prompt", "generate", "depth", "batch", "repetitions", "no-warmup", "no-roofs",
-           "device", "compute", "ablate", "shares", "batch-invariant", "nvtx", "threads",
+           "device", "compute", "ablate", "tuned", "shares", "batch-invariant", "nvtx", "threads",
            "max-step-tokens", "cpu", "energy-ms", "output", "json", "help"}
 
 
@@ -51,6 +54,30 @@ class BenchModel(TestCase):
             self.assertEqual(len(row["samples_ns"]), 2)
             self.assertIsNone(row["roof"])
             self.assertGreater(min(row["samples_ns"]), 0)
+
+    # Fault: a report that does not fit on the disk leaves half of it in place of the one before.
+    def test_full_disk(self):
+        path = self.path("report.json")
+        with open(path, "w", encoding="ascii") as file:
+            file.write("the one before")
+        result = run("bench", "model", "-p", "0", "-n", "1", "-r", "1", "--no-roofs", "--json",
+                     path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)))
+        self.assert_error(result, 1, path, "File too large")
+        with open(path, encoding="ascii") as file:
+            self.assertEqual(file.read(), "the one before")
+        self.assertFalse(os.path.exists(path + ".partial"))
+
+    # Fault: Ctrl-C while random weights are drawn waits until all of them are, for an empty table.
+    def test_interrupt_while_opening(self):
+        with start("bench", "model", "random:qwen2.5-0.5b", "-p", "0", "-n", "1") as process:
+            self.addCleanup(process.kill)
+            resident_pages = 0
+            while resident_pages * 4096 < 100e6:
+                with open(f"/proc/{process.pid}/statm", encoding="ascii") as file:
+                    resident_pages = int(file.read().split()[1])
+            process.send_signal(signal.SIGINT)
+            text = process.communicate(timeout=TIMEOUT_S)[0]
+        self.assertEqual((process.returncode, text), (130, b""))
 
     # Fault: work that is counted for other tokens than the test's, by which the shares of the roofs
     # are wrong. The model has 5 layers, 64 hidden units, 8 heads and 4 for keys, 172 units between,
@@ -154,6 +181,7 @@ class BenchModel(TestCase):
     # Fault: a combination that is silently taken for another one.
     def test_bad_combinations(self):
         self.refused(["--shares", "--device", "cpu"], "--shares", "GPU")
+        self.refused(["--energy-ms", "500", "--device", "cpu"], "--energy-ms", "GPU")
         self.refused(["--ablate", "mlp", "--device", "cpu"], "--ablate", "GPU")
         self.refused(["a.gguf", "-m", "b.gguf"], "MODEL", "--model")
         self.refused(["-d", "8", "--no-roofs"], "--depth", "16")

@@ -8,9 +8,10 @@ import unittest
 
 from support import TestCase, run
 
-OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "weights", "numerics", "pairs",
-           "replay-ms", "clock", "energy-ms", "group-m", "no-overlap", "cublaslt", "output", "help",
-           "dtype", "cpu", "threads", "no-roofs", "hidden-share", "trace"}
+OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "baselines", "streams", "tuned",
+           "weights", "numerics", "pairs", "replay-ms", "clock", "energy-ms", "group-m",
+           "no-overlap", "portable", "cublaslt", "output", "help", "dtype", "cpu", "threads",
+           "no-roofs", "activation", "rounding", "interleave", "bias", "hidden-share", "trace"}
 CPU_OPS = ["embedding", "rmsnorm", "qkv_proj", "rope_kv", "attention", "o_proj", "down_proj",
            "gemm_swiglu", "lm_head"]
 
@@ -41,6 +42,10 @@ class BenchOps(TestCase):
         self.refused(["--m", "128,-1"], "--m", '"-1"')
         self.refused(["--m", "16777217"], "--m", '"16777217"')
         self.refused(["--m", ",".join(["1"] * 33)], "--m", "at most 32")
+        self.refused(["--device", "cuda", "--activation", "silu,swish"], "--activation",
+                     '"swish"')
+        self.refused(["--device", "cuda", "--activation", ",".join(["relu"] * 9)], "--activation",
+                     "at most 8")
         self.refused(["--device", "cpu", "--dtype", "bf16,q9_0"], "--dtype", '"q9_0"')
         self.refused(["--device", "cpu", "--dtype", ",".join(["f16"] * 17)], "--dtype",
                      "at most 16")
@@ -56,6 +61,7 @@ class BenchOps(TestCase):
             name = option[0]
             self.refused([*option, "--device", "cpu"], name, "cuda")
             self.refused([*option, "--device", "cuda", "--op", "gemm"], name, "gemm_swiglu")
+            self.refused([*option, "--device", "cuda", "--bias"], name, "--bias")
         self.refused(["--trace", "t.json", "--device", "cuda", "--shapes", "7B", "--m", "1,2"],
                      "--trace", "one shape", "1 and 2")
 
@@ -77,12 +83,22 @@ class BenchOps(TestCase):
     def test_options_of_the_other_device(self):
         for option in (["--plans", "all"], ["--weights", "separate"], ["--numerics"],
                        ["--replay-ms", "1"], ["--clock", "burst"], ["--energy-ms", "1"],
-                       ["--group-m", "1"], ["--no-overlap"], ["--cublaslt", "x.so"],
-                       ["--op", "gemm"]):
+                       ["--group-m", "1"], ["--no-overlap"], ["--portable"],
+                       ["--cublaslt", "x.so"], ["--op", "gemm"], ["--activation", "gelu"],
+                       ["--interleave", "8"], ["--rounding", "match-unfused"], ["--bias"]):
             self.refused(["--device", "cpu", *option], option[0], "--device cuda")
         for option in (["--dtype", "bf16"], ["--cpu", "ref"], ["--threads", "1"],
                        ["--no-roofs"], ["--op", "lm_head"]):
             self.refused(["--device", "cuda", *option], option[0], "--device cpu")
+
+    # Fault: an option of gemm_swiglu that a plain product ignores, or two that exclude each other.
+    def test_options_of_gemm_swiglu(self):
+        for option in (["--activation", "gelu"], ["--rounding", "exact"], ["--interleave", "1"],
+                       ["--bias"]):
+            self.refused(["--device", "cuda", "--op", "gemm", *option], option[0],
+                         "--op gemm_swiglu")
+        self.refused(["--device", "cuda", "--interleave", "1", "--weights", "separate"],
+                     "--interleave", "separate")
 
     def cpu_report(self, *arguments):
         path = self.path("ops.json")

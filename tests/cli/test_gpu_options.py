@@ -60,25 +60,31 @@ class GpuOptions(TestCase):
             for words, bad in (("mlp,x", "x"), ("", ""), ("mlp,", ""), ("graphs", "graphs"),
                                ("att", "att")):
                 self.assert_error(self.run_command(name, "--ablate", words), 2, "--ablate",
-                                  "mlp, attention, pdl, graph", f'"{bad}"')
+                                  "mlp, attention, pdl, graph, hopper", f'"{bad}"')
 
     # Fault: options that mean nothing on a CPU are dropped in silence.
     def test_gpu_options_on_a_cpu(self):
         for name in FULL:
             self.assert_error(self.run_command(name, "--ablate", "mlp,graph"), 2, "--ablate", "CPU")
+            self.assert_error(self.run_command(name, "--tuned", "none"), 2, "--tuned", "CPU")
+            self.assert_error(self.run_command(name, "--tuned", ""), 2, "--tuned", "a file")
             self.assert_error(self.run_command(name, "--device", "cpu", "--compute", "bf16"), 2,
                               "compute", "BF16")
             self.assert_error(self.run_command(name, "--device", "cuda", "--cpu", "ref"), 2,
                               "--cpu", "cuda")
             self.assert_error(self.run_command(name, "--compute", "f16"), 2, "--compute", '"f16"')
 
-    # Fault: --nvtx, --compute f32 or --batch-invariant change a text on a CPU.
+    # Fault: --nvtx, --compute f32 or --batch-invariant change a text on a CPU; --nvtx is dropped in
+    # silence by a program that has no ranges.
     def test_what_changes_nothing(self):
         plain = self.run_command("run")
         for options in (("--nvtx",), ("--compute", "f32"), ("--batch-invariant",)):
             result = self.run_command("run", *options)
-            self.assert_ok(result)
-            self.assertEqual(result.stdout, plain.stdout)
+            if result.returncode == 2:
+                self.assert_error(result, 2, "--nvtx", "built", "toolkit")
+            else:
+                self.assert_ok(result)
+                self.assertEqual(result.stdout, plain.stdout)
 
     # Fault: a plan that does not say what it is for.
     def test_plan_says_the_device(self):

@@ -6,7 +6,7 @@ import unittest
 
 from support import TestCase, run
 
-GPU = {"device", "compute", "ablate", "nvtx", "batch-invariant"}
+GPU = {"device", "compute", "ablate", "tuned", "nvtx", "batch-invariant"}
 COMMANDS = {
     "run": {"prompt", "file", "no-parse-special", "no-echo", "max-tokens", "min-tokens", "stop",
             "ignore-eos", "temp", "top-k", "top-p", "min-p", "repeat-penalty", "frequency-penalty",
@@ -17,9 +17,11 @@ COMMANDS = {
              "seed", "ctx-size", "kv-policy", "kv-blocks", "threads", "cpu", "verbose", "help",
              *GPU},
     "inspect": {"json", "tensors", "ctx-size", "kv-policy", "kv-blocks", "threads", "cpu", "help",
-                "device", "compute"},
+                "device", "compute", "tuned"},
     "tokenize": {"text", "file", "jsonl", "json", "no-special", "no-parse-special", "chat",
                  "tools", "no-generation-prompt", "chat-template", "help"},
+    "tune": {"device", "shapes", "m", "op", "near", "seconds", "again", "dry-run", "output",
+             "help"},
     "perplexity": {"ids", "text", "window", "json", "threads", "cpu", "help", *GPU},
 }
 

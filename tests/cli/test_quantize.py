@@ -54,6 +54,16 @@ class Quantize(TestCase):
                       b"rms error 0  (rows of 172 are no multiple of 32)\n", text.stdout)
         self.assertEqual(text.stdout.count(b" -> "), 2 * 47 + 1)
 
+    # Fault: kernels that the machine has not are taken without a word where no engine runs.
+    def test_missing_kernels(self):
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            if "amx_int8" in file.read():
+                self.skipTest("this machine has AMX")
+        path = self.path("out.gguf")
+        self.assert_error(run("quantize", BUILTIN, path, "--cpu", "amx-int8"), 2,
+                          "--cpu amx-int8: expected a machine with these instructions")
+        self.assertFalse(os.path.exists(path))
+
     # Fault: bytes that depend on the number of threads.
     def test_threads(self):
         one, _ = self.quantize(BUILTIN, "one.gguf", "--type", "q8_0", "--threads", "1")

@@ -6,6 +6,7 @@
 
 #include <sys/mman.h>
 
+#include "ops/cuda/kernels/gemm_mma_params.h"
 #include "ops/cuda/op_kernels.h"
 
 struct fake_driver fake;
@@ -206,7 +207,8 @@ static CUresult fake_library_get_kernel(CUkernel *kernel, CUlibrary library, con
     return CUDA_SUCCESS;
 }
 
-/* Of kernels in op_kernels.h what their row says, of the others what the test says. */
+/* Of kernels in op_kernels.h and of the portable ones what their row says, of the others what the
+ * test says. */
 static size_t params_bytes_of(const char *kernel)
 {
     for (int i = 0; i < OP_KERNEL_COUNT; i++) {
@@ -215,7 +217,7 @@ static size_t params_bytes_of(const char *kernel)
             return row->params_bytes;
         }
     }
-    return fake.params_bytes;
+    return strstr(kernel, "_sm80_") != NULL ? sizeof(struct gemm_mma_params) : fake.params_bytes;
 }
 
 static CUresult fake_kernel_get_param_info(CUkernel kernel, size_t param_idx, size_t *offset,

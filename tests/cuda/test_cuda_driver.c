@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ops/cuda/driver.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "ops/cuda/cuda_device.h"
@@ -94,21 +95,69 @@ static void test_device_number(void **state)
     assert_int_equal(fake.num_retained, 0);
 }
 
-/* Catches kernels of one architecture being launched on another. */
-static void test_other_gpus_are_refused(void **state)
+/* Catches a GPU that multiplies no bf16 being taken, and a newer one being refused. */
+static void test_old_gpus_are_refused(void **state)
 {
     (void)state;
-    static const int capabilities[][2] = {{8, 0}, {8, 9}, {9, 1}, {10, 0}, {12, 0}};
-    for (size_t i = 0; i < sizeof(capabilities) / sizeof(capabilities[0]); i++) {
-        struct imbrex_error err = {0};
+    static const struct {
+        int major, minor;
+        bool is_taken, is_portable;
+    } cases[] = {{7, 0, false, false}, {7, 5, false, false}, {8, 0, true, true},
+                 {8, 6, true, true},   {8, 9, true, true},   {9, 0, true, false},
+                 {10, 0, true, true},  {12, 0, true, true}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct imbrex_error err = {.message = ""};
         struct imbrex_device *device = NULL;
+        char found[40];
         fake_reset();
-        fake.compute_major = capabilities[i][0];
-        fake.compute_minor = capabilities[i][1];
-        assert_int_equal(create(0, &device, &err), IMBREX_STATUS_UNSUPPORTED);
-        assert_non_null(strstr(err.message, "9.0"));
+        fake.compute_major = cases[i].major;
+        fake.compute_minor = cases[i].minor;
+        enum imbrex_status status = create(0, &device, &err);
+        if (!cases[i].is_taken) {
+            snprintf(found, sizeof(found), "found %d.%d", cases[i].major, cases[i].minor);
+            assert_int_equal(status, IMBREX_STATUS_UNSUPPORTED);
+            assert_non_null(strstr(err.message, "8.0"));
+            assert_non_null(strstr(err.message, found));
+            assert_int_equal(fake.num_retained, 0);
+            continue;
+        }
+        assert_int_equal(status, IMBREX_STATUS_OK);
+        assert_int_equal(device->is_portable, cases[i].is_portable);
+        /* Portable kernels know nothing of a grid that has not ended. */
+        assert_int_equal(device->overlap_launches, !cases[i].is_portable);
+        imbrex_device_close(device);
         assert_int_equal(fake.num_retained, 0);
     }
+}
+
+/* Catches an option that is not looked at, and kernels of one kind found where the other is meant:
+ * each is loaded from an image of its own. */
+static void test_both_kinds_of_kernels(void **state)
+{
+    (void)state;
+    struct imbrex_error err = {.message = ""};
+    struct imbrex_device *device = NULL;
+    struct imbrex_device_options options = imbrex_device_options_default();
+    CUfunction function = NULL;
+    assert_false(options.portable_kernels);
+    fake_reset();
+    struct driver driver = fake_table();
+    options.portable_kernels = true;
+    assert_int_equal(cuda_device_create(&driver, 0, &options, &device, &err), IMBREX_STATUS_OK);
+    assert_true(device->is_portable);
+    assert_int_equal(cuda_device_op_function(device, OP_KERNEL_silu_mul, &function, &err),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(fake.num_loads, 1);
+    assert_int_equal(
+        cuda_device_op_function(device, OP_KERNEL_decode_attention_merge, &function, &err),
+        IMBREX_STATUS_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "decode_attention: made for compute capability 9.0"));
+    device->is_portable = false;
+    assert_int_equal(cuda_device_op_function(device, OP_KERNEL_silu_mul, &function, &err),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(fake.num_loads, 2);
+    imbrex_device_close(device);
+    assert_int_equal(fake.num_libraries, 0);
 }
 
 /* Catches options outside their range. */
@@ -144,7 +193,7 @@ static void test_kernel_table(void **state)
         const struct kernel_variant *kernel = kernel_table_at(i);
         assert_int_equal(kernel->form == TILE_FORM_PLAIN, i >= begin);
         size_t num_bytes = 0;
-        assert_non_null(kernel_image_bytes(kernel->image, &num_bytes));
+        assert_non_null(kernel_image_bytes(kernel->image, kernel->is_portable, &num_bytes));
         assert_true(num_bytes > 0);
         for (int32_t j = 0; j < i; j++) {
             assert_string_not_equal(kernel->name, kernel_table_at(j)->name);
@@ -160,7 +209,8 @@ int run_cuda_driver_tests(void)
         cmocka_unit_test(test_results_become_statuses),
         cmocka_unit_test(test_no_gpu_counted),
         cmocka_unit_test(test_device_number),
-        cmocka_unit_test(test_other_gpus_are_refused),
+        cmocka_unit_test(test_old_gpus_are_refused),
+        cmocka_unit_test(test_both_kinds_of_kernels),
         cmocka_unit_test(test_options_are_checked),
         cmocka_unit_test(test_kernel_table),
     };

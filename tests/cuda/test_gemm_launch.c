@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "ops/cuda/kernels/gemm_mma_params.h"
 #include "tests/cuda/fake_driver.h"
 #include "tests/test.h"
 
@@ -217,22 +218,26 @@ static void test_launch_of_each_plan(void **state)
     static const int32_t clusters[][2] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}};
     struct imbrex_device *device = open_fake();
     struct imbrex_gemm_swiglu_params params = swiglu_params();
-    struct imbrex_kernel_shape shape = {IMBREX_KERNEL_OP_GEMM_SWIGLU, 256, 4864, 896, false};
+    struct imbrex_kernel_shape shape = {
+        .op = IMBREX_KERNEL_OP_GEMM_SWIGLU, .m = 256, .n = 4864, .k = 896};
 
     for (int32_t i = 0; i < imbrex_kernel_num_variants(IMBREX_KERNEL_OP_GEMM_SWIGLU); i++) {
         struct imbrex_kernel_variant variant;
         assert_int_equal(
             imbrex_kernel_variant_describe(IMBREX_KERNEL_OP_GEMM_SWIGLU, i, &variant, NULL),
             IMBREX_STATUS_OK);
+        if (variant.is_portable || variant.is_general) {
+            continue;
+        }
         for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]); j++) {
             int32_t cluster_m = clusters[j][0], cluster_n = clusters[j][1];
             struct imbrex_kernel_plan plan = {
                 .variant_idx = i, .cluster_m = cluster_m, .cluster_n = cluster_n, .group_m = 3};
-            enum imbrex_status expected =
-                variant.is_split ? IMBREX_STATUS_UNSUPPORTED : IMBREX_STATUS_OK;
+            bool is_other = variant.is_split || variant.is_general;
+            enum imbrex_status expected = is_other ? IMBREX_STATUS_UNSUPPORTED : IMBREX_STATUS_OK;
             assert_int_equal(imbrex_kernel_check(device, &shape, &plan, NULL), expected);
             assert_int_equal(imbrex_gemm_swiglu(device, &params, &plan, NULL, NULL), expected);
-            if (variant.is_split) {
+            if (is_other) {
                 continue;
             }
             int64_t size = cluster_m * cluster_n, columns = variant.block_n / 2;
@@ -468,6 +473,192 @@ static void test_out_of_memory_of_the_gpu(void **state)
     assert_int_equal(err.status, IMBREX_STATUS_OUT_OF_MEMORY);
 }
 
+/* GPUs that have no kernels of their own, by their data sheets. */
+static const struct {
+    int major, minor, num_sms, max_shared_bytes;
+} portable_gpus[] = {{8, 0, 108, 166912},  {8, 6, 84, 101376},   {8, 9, 128, 101376},
+                     {10, 0, 148, 232448}, {12, 0, 170, 101376}, {9, 0, 132, 232448}};
+enum { NUM_PORTABLE_GPUS = sizeof(portable_gpus) / sizeof(portable_gpus[0]) };
+
+/* The last is a Hopper GPU that is told to do as the others. */
+static struct imbrex_device *open_portable(int gpu_idx)
+{
+    struct imbrex_device *device = NULL;
+    struct imbrex_device_options options = imbrex_device_options_default();
+    fake_reset();
+    fake.compute_major = portable_gpus[gpu_idx].major;
+    fake.compute_minor = portable_gpus[gpu_idx].minor;
+    fake.num_sms = portable_gpus[gpu_idx].num_sms;
+    fake.max_shared_bytes = portable_gpus[gpu_idx].max_shared_bytes;
+    fake_add_range(at(A_BASE), RANGE_BYTES, CU_MEMORYTYPE_DEVICE, 0);
+    fake_add_range(at(W_BASE), RANGE_BYTES, CU_MEMORYTYPE_DEVICE, 0);
+    fake_add_range(at(D_BASE), RANGE_BYTES, CU_MEMORYTYPE_DEVICE, 0);
+    options.portable_kernels = gpu_idx == NUM_PORTABLE_GPUS - 1;
+    struct driver driver = fake_table();
+    assert_int_equal(cuda_device_create(&driver, 0, &options, &device, NULL), IMBREX_STATUS_OK);
+    return device;
+}
+
+static const struct gemm_mma_params *portable_params(void)
+{
+    return (const struct gemm_mma_params *)(const void *)&fake.params;
+}
+
+/* Catches a GPU before or after Hopper that is given a kernel of Hopper's, more shared memory than
+ * it has, a cluster, or a grid that leaves tiles out; and a fused launch whose gate is its up. */
+static void test_portable_launches(void **state)
+{
+    (void)state;
+    static const int32_t rows[] = {1, 16, 17, 100, 256, 3000};
+    for (int gpu_idx = 0; gpu_idx < NUM_PORTABLE_GPUS; gpu_idx++) {
+        struct imbrex_device *device = open_portable(gpu_idx);
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+            struct imbrex_gemm_swiglu_params params = swiglu_params();
+            struct imbrex_kernel_shape shape = {
+                .op = IMBREX_KERNEL_OP_GEMM_SWIGLU, .m = rows[i], .n = 4861, .k = 896};
+            struct imbrex_kernel_variant variant;
+            struct imbrex_kernel_plan plan;
+            /* No copy engine: any width of D. */
+            params.num_tokens = rows[i];
+            params.intermediate_size = 4861;
+            params.d_stride = 4864;
+            params.weights_settled = true;
+            assert_int_equal(imbrex_gemm_swiglu(device, &params, NULL, NULL, NULL),
+                             IMBREX_STATUS_OK);
+            assert_int_equal(
+                imbrex_kernel_choose(device, &shape, IMBREX_KERNEL_ANY_VARIANT, &plan, NULL),
+                IMBREX_STATUS_OK);
+            assert_int_equal(imbrex_kernel_variant_describe(IMBREX_KERNEL_OP_GEMM_SWIGLU,
+                                                            plan.variant_idx, &variant, NULL),
+                             IMBREX_STATUS_OK);
+            assert_true(variant.is_portable && !variant.is_split);
+            assert_string_equal(variant.schedule, "multistage");
+            assert_string_equal(fake.kernel, variant.name);
+            assert_int_equal(fake.config.numAttrs, 0);
+            assert_int_equal(fake.config.sharedMemBytes, variant.shared_bytes);
+            assert_true(variant.shared_bytes <= portable_gpus[gpu_idx].max_shared_bytes);
+            assert_int_equal(fake.config.gridDimX, ((rows[i] - 1) / variant.block_m + 1) *
+                                                       ((4861 - 1) / (variant.block_n / 2) + 1));
+            assert_ptr_equal(portable_params()->b, params.gate);
+            assert_ptr_equal(portable_params()->up, params.up);
+            assert_int_equal(portable_params()->up_stride, 896);
+            assert_int_equal(portable_params()->d_stride, 4864);
+            assert_int_equal(portable_params()->m, rows[i]);
+            assert_int_equal(portable_params()->n, 4861);
+            assert_int_equal(portable_params()->k, 896);
+        }
+        imbrex_device_close(device);
+    }
+}
+
+/* Catches biases, activations or rows that take turns, which a portable launch leaves out. */
+static void test_portable_semantics(void **state)
+{
+    (void)state;
+    struct imbrex_device *device = open_portable(2);
+    struct imbrex_gemm_swiglu_params params = swiglu_params();
+    params.up = at(W_BASE + 8 * 896 * 2);
+    params.interleave_rows = 8;
+    assert_int_equal(imbrex_gemm_swiglu(device, &params, NULL, NULL, NULL), IMBREX_STATUS_OK);
+    assert_null(strstr(fake.kernel, "_general_"));
+    assert_int_equal(portable_params()->row_group_step, 16);
+    assert_int_equal(portable_params()->b_stride, 896);
+    params.up = at(W_BASE + 896 * 2);
+    params.interleave_rows = 1;
+    params.gate_bias = at(A_BASE + 0x01000000);
+    params.up_bias = params.gate_bias + 1;
+    params.interleave_biases = 1;
+    params.gating.alpha = 1.702f;
+    params.gating.limit = 7.0f;
+    params.gating.up_offset = 1.0f;
+    assert_int_equal(imbrex_gemm_swiglu(device, &params, NULL, NULL, NULL), IMBREX_STATUS_OK);
+    assert_non_null(strstr(fake.kernel, "_sm80_general_"));
+    assert_int_equal(portable_params()->row_group_step, 8);
+    assert_int_equal(portable_params()->b_stride, 2 * 896);
+    assert_int_equal(portable_params()->up_stride, 2 * 896);
+    assert_ptr_equal(portable_params()->bias, params.gate_bias);
+    assert_ptr_equal(portable_params()->up_bias, params.up_bias);
+    assert_int_equal(portable_params()->bias_step, 2);
+    assert_int_equal(portable_params()->bias_group_step, 16);
+    assert_true(portable_params()->gating.alpha == 1.702f);
+    assert_true(portable_params()->gating.limit == 7.0f);
+    assert_true(portable_params()->gating.up_offset == 1.0f);
+    imbrex_device_close(device);
+}
+
+/* Catches plans that only Hopper can launch, without the reason; memory that is not looked at; and
+ * a second launch that looks at it again. */
+static void test_portable_rules(void **state)
+{
+    (void)state;
+    struct imbrex_device *device = open_portable(0);
+    struct imbrex_error err = {.message = ""};
+    struct imbrex_gemm_params params = gemm_params();
+    struct imbrex_kernel_shape shape = {.op = IMBREX_KERNEL_OP_GEMM, .m = 256, .n = 896, .k = 4864};
+    struct imbrex_kernel_plan plan = {
+        .variant_idx = 0, .cluster_m = 1, .cluster_n = 1, .group_m = 1};
+    assert_int_equal(imbrex_gemm(device, &params, &plan, NULL, &err), IMBREX_STATUS_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "needs compute capability 9.0"));
+    assert_int_equal(imbrex_kernel_choose(device, &shape, 0, &plan, &err),
+                     IMBREX_STATUS_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "needs compute capability 9.0"));
+
+    assert_int_equal(imbrex_kernel_choose(device, &shape, IMBREX_KERNEL_ANY_VARIANT, &plan, NULL),
+                     IMBREX_STATUS_OK);
+    plan.cluster_m = 2;
+    assert_int_equal(imbrex_gemm(device, &params, &plan, NULL, &err), IMBREX_STATUS_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "clusters"));
+    plan.cluster_m = 1;
+    plan.num_tiles_n = 14;
+    assert_int_equal(imbrex_gemm(device, &params, &plan, NULL, &err), IMBREX_STATUS_UNSUPPORTED);
+    plan.num_tiles_n = 0;
+
+    assert_int_equal(imbrex_gemm(device, &params, &plan, NULL, NULL), IMBREX_STATUS_OK);
+    int num_calls = fake.num_calls;
+    assert_int_equal(imbrex_gemm(device, &params, &plan, NULL, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(fake.num_calls, num_calls + 3); /* enter, launch, leave */
+    assert_int_equal(fake.num_encoded, 0);
+
+    params.d = (void *)at(D_BASE + RANGE_BYTES - 64);
+    assert_int_equal(imbrex_gemm(device, &params, &plan, NULL, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "gemm: d: expected memory of the GPU, found its last"));
+    imbrex_device_close(device);
+}
+
+/* Catches portable kernels chosen on a GPU that has faster ones, and refused where they are asked
+ * for by number. */
+static void test_portable_on_hopper(void **state)
+{
+    (void)state;
+    struct imbrex_device *device = open_fake();
+    struct imbrex_gemm_swiglu_params params = swiglu_params();
+    int num_portable = 0;
+    for (int32_t i = 0; i < imbrex_kernel_num_variants(IMBREX_KERNEL_OP_GEMM_SWIGLU); i++) {
+        struct imbrex_kernel_variant variant;
+        struct imbrex_kernel_plan plan = {
+            .variant_idx = i, .cluster_m = 1, .cluster_n = 1, .group_m = 3};
+        assert_int_equal(
+            imbrex_kernel_variant_describe(IMBREX_KERNEL_OP_GEMM_SWIGLU, i, &variant, NULL),
+            IMBREX_STATUS_OK);
+        if (variant.is_portable && !variant.is_general) {
+            num_portable++;
+            assert_int_equal(imbrex_gemm_swiglu(device, &params, &plan, NULL, NULL),
+                             IMBREX_STATUS_OK);
+            assert_string_equal(fake.kernel, variant.name);
+            assert_int_equal(portable_params()->group_m, 3);
+        }
+    }
+    assert_true(num_portable > 0);
+    assert_int_equal(imbrex_gemm_swiglu(device, &params, NULL, NULL, NULL), IMBREX_STATUS_OK);
+    assert_null(strstr(fake.kernel, "_sm80_"));
+    /* What was chosen for the one kind is not taken for the other. */
+    device->is_portable = true;
+    assert_int_equal(imbrex_gemm_swiglu(device, &params, NULL, NULL, NULL), IMBREX_STATUS_OK);
+    assert_non_null(strstr(fake.kernel, "_sm80_"));
+    imbrex_device_close(device);
+}
+
 int run_gemm_launch_tests(void)
 {
     const struct CMUnitTest tests[] = {
@@ -482,6 +673,10 @@ int run_gemm_launch_tests(void)
         cmocka_unit_test(test_overlap_of_launches_is_an_option),
         cmocka_unit_test(test_columns_of_one_matrix),
         cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_portable_launches),
+        cmocka_unit_test(test_portable_semantics),
+        cmocka_unit_test(test_portable_rules),
+        cmocka_unit_test(test_portable_on_hopper),
         cmocka_unit_test(test_each_call_fails_in_turn),
         cmocka_unit_test(test_out_of_memory_of_the_gpu),
     };

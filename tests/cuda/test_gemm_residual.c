@@ -138,6 +138,37 @@ static void test_odd_widths_are_refused(void **state)
     imbrex_device_close(device);
 }
 
+/* Catches a tuned plan of the plain product that the model's own kernels do not take. */
+static void test_tuned_plan(void **state)
+{
+    (void)state;
+    struct imbrex_device *device = open_fake();
+    struct residual_product product = few_tiles(false);
+    struct imbrex_tune_key key;
+    struct imbrex_tune_row row = {
+        .shape = {.op = IMBREX_KERNEL_OP_GEMM, .m = product.m, .n = product.n, .k = product.k},
+        .plan = {.cluster_m = 1, .cluster_n = 2, .group_m = 3},
+        .is_faster = true};
+    struct imbrex_kernel_variant variant = {.block_m = 0};
+    for (int32_t i = 0; variant.block_m != 128 || variant.block_n != 128; i++) {
+        row.plan.variant_idx = i;
+        assert_int_equal(imbrex_kernel_variant_describe(IMBREX_KERNEL_OP_GEMM, i, &variant, NULL),
+                         IMBREX_STATUS_OK);
+    }
+    assert_int_equal(imbrex_tune_key_read(device, &key, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_tune_table_create(&key, &device->tuned, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_tune_table_set(device->tuned, &row, NULL), IMBREX_STATUS_OK);
+
+    struct backend_cuda *cuda = create_backend(device, false, 0);
+    struct residual_plan plan = launch_chosen(cuda, &product);
+    assert_int_equal(plan.num_splits, 1);
+    assert_int_equal(plan.tile.cluster_n, 2);
+    assert_int_equal(plan.tile.group_m, 3);
+    assert_string_equal(kernel_table_at(plan.tile.kernel_idx)->name, variant.name);
+    backend_destroy(&cuda->backend);
+    imbrex_device_close(device);
+}
+
 /* Catches tiles for q, k and v that cut a head, and a path that depends on the number of tokens in
  * batch-invariant mode. */
 static void test_qkv_tiles_hold_whole_heads(void **state)
@@ -178,6 +209,7 @@ int run_gemm_residual_tests(void)
         cmocka_unit_test(test_split_only_where_it_may_be),
         cmocka_unit_test(test_parts_fit_into_scratch),
         cmocka_unit_test(test_odd_widths_are_refused),
+        cmocka_unit_test(test_tuned_plan),
         cmocka_unit_test(test_qkv_tiles_hold_whole_heads),
     };
     return cmocka_run_group_tests_name("gemm_residual", tests, NULL, NULL);

@@ -164,8 +164,9 @@ static void test_choice_is_legal(void **state)
     (void)state;
     static const int32_t rows[] = {1, 7, 64, 128, 200, 512, 1024, 4096, 16384};
     static const int32_t columns[] = {8, 104, 4864, 29568, 53248};
-    static const enum tile_form forms[] = {TILE_FORM_PAIR, TILE_FORM_SPLIT, TILE_FORM_PLAIN};
-    for (size_t f = 0; f < 3; f++) {
+    static const enum tile_form forms[] = {TILE_FORM_PAIR, TILE_FORM_SPLIT, TILE_FORM_PLAIN,
+                                           TILE_FORM_GENERAL_PAIR, TILE_FORM_GENERAL_SPLIT};
+    for (size_t f = 0; f < sizeof(forms) / sizeof(forms[0]); f++) {
         for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
             for (size_t j = 0; j < sizeof(columns) / sizeof(columns[0]); j++) {
                 struct tile_problem problem = {forms[f], rows[i], columns[j], 896};

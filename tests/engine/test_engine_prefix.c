@@ -305,6 +305,46 @@ static void test_what_is_found(void **state)
     imbrex_engine_destroy(engine);
 }
 
+/* Catches: requests behind cached contexts of which one begins in a step though there are slots and
+ * tokens for all; a step that takes more out of the cache than its memory was made for. */
+static void test_beginning_together(void **state)
+{
+    enum { NUM_REQUESTS = 12, NUM_IDS = 321, NUM_CACHED = 320, STEP_TOKENS = 128 };
+    const int32_t num_together = IMBREX_STEP_CACHED_TOKENS * STEP_TOKENS / NUM_CACHED;
+    struct fixture *fixture = *state;
+    const struct mix mix = {.kv_cache_tokens = 1 << 14,
+                            .max_running = NUM_REQUESTS,
+                            .max_step_tokens = STEP_TOKENS,
+                            .num_threads = 1};
+    struct imbrex_engine *engine = create_engine(fixture->model, &mix, "lru", NULL);
+    struct imbrex_request_options options = imbrex_request_options_default(fixture->model);
+    struct imbrex_request *requests[NUM_REQUESTS];
+    struct imbrex_engine_metrics before, after;
+    int32_t ids[NUM_IDS];
+    for (int32_t i = 0; i < NUM_IDS; i++) {
+        ids[i] = 10 + i % 400;
+    }
+    assert_int_equal(count_cached(engine, ids, NUM_IDS, NULL, 1), 0);
+    imbrex_engine_read_metrics(engine, &before);
+    options.prompt_ids = ids;
+    options.num_prompt_ids = NUM_IDS;
+    options.max_tokens = 1;
+    options.ignore_eos = true;
+    for (int32_t i = 0; i < NUM_REQUESTS; i++) {
+        assert_int_equal(imbrex_request_submit(engine, &options, &requests[i], NULL),
+                         IMBREX_STATUS_OK);
+    }
+    for (int32_t i = 0; i < NUM_REQUESTS; i++) {
+        assert_int_equal(imbrex_request_wait(requests[i], NULL), IMBREX_STATUS_OK);
+        imbrex_request_destroy(requests[i]);
+    }
+    imbrex_engine_read_metrics(engine, &after);
+    assert_int_equal(after.num_cached_tokens - before.num_cached_tokens, NUM_REQUESTS * NUM_CACHED);
+    assert_true(num_together < NUM_REQUESTS && NUM_REQUESTS <= 2 * num_together);
+    assert_int_equal(after.num_steps - before.num_steps, 2);
+    imbrex_engine_destroy(engine);
+}
+
 /* Of a model of two tensors, the first one large; the byte at flip_at is changed. */
 static void digest_flipped(unsigned char *bytes, size_t num_bytes, size_t flip_at,
                            unsigned char digest[32])
@@ -424,11 +464,17 @@ static void test_hints(void **state)
 int run_engine_prefix_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hints),           cmocka_unit_test(test_roomy),
-        cmocka_unit_test(test_asynchronous),    cmocka_unit_test(test_tight),
-        cmocka_unit_test(test_forced_eviction), cmocka_unit_test(test_what_is_found),
-        cmocka_unit_test(test_identity),        cmocka_unit_test(test_collisions),
-        cmocka_unit_test(test_policy_names),    cmocka_unit_test(test_weight_digest),
+        cmocka_unit_test(test_hints),
+        cmocka_unit_test(test_roomy),
+        cmocka_unit_test(test_asynchronous),
+        cmocka_unit_test(test_tight),
+        cmocka_unit_test(test_forced_eviction),
+        cmocka_unit_test(test_what_is_found),
+        cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_collisions),
+        cmocka_unit_test(test_policy_names),
+        cmocka_unit_test(test_weight_digest),
+        cmocka_unit_test(test_beginning_together),
     };
     return cmocka_run_group_tests_name("engine_prefix", tests, set_up, tear_down);
 }

@@ -1132,6 +1132,7 @@ static void test_low_priority_ends(void **state)
 struct fake_cache {
     struct kv_pool *pool;
     int32_t max_found, num_arrived, num_left, num_admitted, num_finished;
+    const struct sequence *held; /* whose blocks are on their way; NULL: nobody's */
 };
 
 static void fake_arrive(void *user, struct sequence *sequence)
@@ -1162,6 +1163,57 @@ static void fake_finish(void *user, struct sequence *sequence)
 {
     assert_true(sequence->num_blocks > 0); /* not released yet */
     ((struct fake_cache *)user)->num_finished++;
+}
+
+static bool fake_is_held(void *user, const struct sequence *sequence)
+{
+    return ((struct fake_cache *)user)->held == sequence;
+}
+
+/* Catches: a sequence that is admitted while its blocks are on their way, one that overtakes it,
+ * one that runs and has no rows meanwhile, one that is held for ever. */
+static void test_held(void **state)
+{
+    (void)state;
+    struct stage stage;
+    struct scheduler_options options = options_of(3, 64);
+    stage_open(&stage, 16, &options);
+    struct fake_cache cache = {.pool = &stage.pool};
+    stage.scheduler.cache = (struct scheduler_cache){
+        .user = &cache,
+        .arrive = fake_arrive,
+        .leave = fake_leave,
+        .is_held = fake_is_held,
+        .admit = fake_admit,
+        .finish = fake_finish,
+    };
+    struct sequence first = sequence_of(20, 60), second = sequence_of(20, 60);
+    struct sequence third = sequence_of(20, 60), urgent = sequence_of(20, 60);
+    cache.held = &second;
+    scheduler_add(&stage.scheduler, &first);
+    scheduler_add(&stage.scheduler, &second);
+    scheduler_add(&stage.scheduler, &third);
+    assert_int_equal(step(&stage)->num_rows, 1);
+    const struct step_plan *planned = step(&stage);
+    assert_int_equal(planned->num_rows, 1);
+    ASSERT_ROW(planned->rows[0], &first, 20, 1, 1);
+    assert_int_equal(cache.num_admitted, 1);
+    /* Who goes before it waits for nobody. */
+    urgent.priority = 1000;
+    scheduler_add(&stage.scheduler, &urgent);
+    assert_int_equal(step(&stage)->num_rows, 2);
+    cache.held = NULL;
+    assert_int_equal(step(&stage)->num_rows, 3);
+    assert_int_equal(cache.num_admitted, 3);
+    assert_int_equal(second.state, SEQUENCE_STATE_RUNNING);
+    assert_int_equal(third.state, SEQUENCE_STATE_WAITING);
+    cache.held = &third;
+    end(&stage, &third);
+    assert_int_equal(cache.num_left, 1);
+    end(&stage, &first);
+    end(&stage, &second);
+    end(&stage, &urgent);
+    stage_close(&stage);
 }
 
 /* Catches: tokens of cached blocks that are computed again or that the history never gets, a prompt
@@ -1310,6 +1362,7 @@ int run_scheduler_tests(void)
         cmocka_unit_test(test_deadlines),
         cmocka_unit_test(test_low_priority_ends),
         cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_held),
         cmocka_unit_test(test_check_sees_damage),
     };
     return cmocka_run_group_tests_name("scheduler", tests, NULL, NULL);

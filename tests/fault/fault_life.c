@@ -111,6 +111,7 @@ static enum imbrex_status live(const char *path, struct record *record)
     struct imbrex_engine *engine = NULL;
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.num_threads = 2;
+    options.kv_host_bytes = 1 << 20;
     enum imbrex_status status = imbrex_model_open(path, NULL, &model, &err);
     if (status == IMBREX_STATUS_OK) {
         status = imbrex_engine_create(model, &options, &engine, &err);

@@ -281,11 +281,13 @@ struct bed {
 };
 
 /* For a shape of any problem here. */
+static uint32_t ablations; /* of all backends */
+
 static struct bed bed_create(const struct shape *shape, int32_t max_seqs, int32_t context_size)
 {
     struct bed bed;
     struct imbrex_error err = {0};
-    struct backend_cuda_options options = {.activation_dtype = DTYPE_BF16};
+    struct backend_cuda_options options = {.activation_dtype = DTYPE_BF16, .ablations = ablations};
     struct backend_shape all = {.hidden_size = 64,
                                 .intermediate_size = 64,
                                 .vocab_size = 64,
@@ -783,6 +785,11 @@ int main(int argc, char **argv)
     int shape_step = argc > 1 ? atoi(argv[1]) : 0;
     check_tensor(shape_step > 0 ? (size_t)shape_step : 1);
     check_tensor_cuts();
+    /* As the driver compiles it for other GPUs than Hopper. */
+    ablations = IMBREX_ABLATE_HOPPER;
+    check_tensor(shape_step > 0 ? (size_t)shape_step : 1);
+    check_tensor_cuts();
+    ablations = 0;
     check_decode(shape_step > 0 ? (size_t)shape_step : 1);
     if (has_argument(argc, argv, "--bench")) {
         bench_all();

@@ -2,7 +2,7 @@
 /* The Hopper kernels on a GPU, through the public API, against fp64 on the host: every variant and
  * cluster, odd shapes, strides, orders of gate and up, special values, graphs, a second GPU.
  * Skipped where there is none. With a number as its argument every number-th variant only, for
- * tools that make kernels slow. */
+ * tools that make kernels slow; with `portable` only the kernels for other GPUs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,74 +12,11 @@
 
 #if IMBREX_CUDA
 #include "ops/dtype.h"
+#include "tests/gpu/gpu_matrix.h"
 #include "tests/gpu/gpu_session.h"
 
-#define CANARY 0xcaca
-#define CANARY_ELEMENTS 256
-
-/* ---- matrices on both sides ---- */
-
-/* [rows, columns] bf16 with a row stride; canaries before, behind and between the rows. */
-struct matrix {
-    uint16_t *host;
-    CUdeviceptr buffer, base; /* base: element 0 */
-    int64_t rows, columns, stride, num_elements;
-};
-
-static void matrix_upload(struct matrix *matrix)
-{
-    require(
-        GPU_CALL(&gpu, memcpy_htod, matrix->buffer, matrix->host, (size_t)matrix->num_elements * 2),
-        "copy to the GPU");
-}
-
-static void matrix_download(struct matrix *matrix)
-{
-    require(GPU_CALL(&gpu, stream_synchronize, gpu.stream) &&
-                GPU_CALL(&gpu, memcpy_dtoh, matrix->host, matrix->buffer,
-                         (size_t)matrix->num_elements * 2),
-            "copy from the GPU");
-}
-
-static uint16_t *matrix_at(const struct matrix *matrix, int64_t row, int64_t column)
-{
-    return matrix->host + CANARY_ELEMENTS + row * matrix->stride + column;
-}
-
-static void matrix_clear(struct matrix *matrix)
-{
-    for (int64_t i = 0; i < matrix->num_elements; i++) {
-        matrix->host[i] = CANARY;
-    }
-    matrix_upload(matrix);
-}
-
-static struct matrix matrix_create(int64_t rows, int64_t columns, int64_t stride, double scale)
-{
-    struct matrix matrix = {.rows = rows, .columns = columns, .stride = stride};
-    matrix.num_elements = rows * stride + 2 * CANARY_ELEMENTS;
-    matrix.host = malloc((size_t)matrix.num_elements * 2);
-    require(matrix.host != NULL, "memory");
-    require(GPU_CALL(&gpu, mem_alloc, &matrix.buffer, (size_t)matrix.num_elements * 2),
-            "memory of the GPU");
-    matrix.base = matrix.buffer + CANARY_ELEMENTS * 2;
-    for (int64_t i = 0; i < matrix.num_elements; i++) {
-        matrix.host[i] = 0x7fc0; /* NaN: what is read by mistake shows */
-    }
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < columns; j++) {
-            *matrix_at(&matrix, i, j) = bf16_from_float((float)(scale * random_normal()));
-        }
-    }
-    matrix_upload(&matrix);
-    return matrix;
-}
-
-static void matrix_destroy(struct matrix *matrix)
-{
-    (void)gpu.mem_free(matrix->buffer);
-    free(matrix->host);
-}
+/* The device was opened for portable kernels. */
+static bool is_portable;
 
 /* ---- the product and its reference ---- */
 
@@ -295,8 +232,11 @@ static void check_variants(enum imbrex_kernel_op op, int variant_step)
         for (int padding = 0; padding < (is_swiglu ? 16 : 8); padding += 8) {
             struct problem problem = problem_create(is_swiglu, sides[s][0], sides[s][1],
                                                     sides[s][2], padding, !is_swiglu);
-            struct imbrex_kernel_shape shape = {op, (int32_t)problem.m, (int32_t)problem.n,
-                                                (int32_t)problem.k, is_swiglu && padding != 0};
+            struct imbrex_kernel_shape shape = {.op = op,
+                                                .m = (int32_t)problem.m,
+                                                .n = (int32_t)problem.n,
+                                                .k = (int32_t)problem.k,
+                                                .is_split = is_swiglu && padding != 0};
             make_reference(&problem);
             for (int32_t i = 0; i < imbrex_kernel_num_variants(op); i += variant_step) {
                 for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]); j++) {
@@ -337,7 +277,7 @@ static void check_shapes(void)
             for (int is_swiglu = 0; is_swiglu < 2; is_swiglu++) {
                 struct problem problem = problem_create(is_swiglu != 0, rows[i], sides[j][0],
                                                         sides[j][1], 0, j % 2 == 0 && !is_swiglu);
-                if (problem.n % 8 == 0) {
+                if (problem.n % 8 == 0 || is_portable) {
                     make_reference(&problem);
                     check_plan(&problem, NULL, "chosen");
                 } else {
@@ -410,8 +350,11 @@ static uint16_t *bits_of_both_at_once(struct problem *problem,
 static void check_gate_first_on(struct problem *problem, bool is_split, int variant_step)
 {
     static const int32_t clusters[][2] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}};
-    struct imbrex_kernel_shape shape = {IMBREX_KERNEL_OP_GEMM_SWIGLU, (int32_t)problem->m,
-                                        (int32_t)problem->n, (int32_t)problem->k, is_split};
+    struct imbrex_kernel_shape shape = {.op = IMBREX_KERNEL_OP_GEMM_SWIGLU,
+                                        .m = (int32_t)problem->m,
+                                        .n = (int32_t)problem->n,
+                                        .k = (int32_t)problem->k,
+                                        .is_split = is_split};
     uint16_t *bits = bits_of_both_at_once(problem, &shape);
     int num_kernels = 0;
 
@@ -476,7 +419,8 @@ static void check_same_bits(void)
     size_t num_bytes = (size_t)problem.d.num_elements * 2;
     uint16_t *first = malloc(num_bytes);
     require(first != NULL, "memory");
-    struct imbrex_kernel_shape shape = {IMBREX_KERNEL_OP_GEMM_SWIGLU, 300, 264, 512, false};
+    struct imbrex_kernel_shape shape = {
+        .op = IMBREX_KERNEL_OP_GEMM_SWIGLU, .m = 300, .n = 264, .k = 512};
     struct imbrex_kernel_plan plan;
     require(imbrex_kernel_choose(device, &shape, IMBREX_KERNEL_ANY_VARIANT, &plan, NULL) ==
                 IMBREX_STATUS_OK,
@@ -560,7 +504,9 @@ static void check_graph(void)
     CUgraphExec replay = NULL;
     char why[160] = "";
 
-    require(imbrex_device_open(0, NULL, &device, NULL) == IMBREX_STATUS_OK, "second open");
+    struct imbrex_device_options options = imbrex_device_options_default();
+    options.portable_kernels = is_portable;
+    require(imbrex_device_open(0, &options, &device, NULL) == IMBREX_STATUS_OK, "second open");
     matrix_clear(&problem.d);
     bool is_ok = GPU_CALL(&gpu, stream_begin_capture, gpu.stream, CU_STREAM_CAPTURE_MODE_GLOBAL) &&
                  run_rows(&problem, NULL, 0, 200, NULL) == IMBREX_STATUS_OK &&
@@ -678,6 +624,39 @@ static void check_foreign_memory(void)
     problem_destroy(&problem);
 }
 
+/* All portable variants on a problem of odd sides, against the bits of the first one. */
+static void check_tile_bits(void)
+{
+    for (int is_swiglu = 0; is_swiglu < 2; is_swiglu++) {
+        enum imbrex_kernel_op op =
+            is_swiglu != 0 ? IMBREX_KERNEL_OP_GEMM_SWIGLU : IMBREX_KERNEL_OP_GEMM;
+        struct problem problem = problem_create(is_swiglu != 0, 200, 333, 1000, 8, is_swiglu == 0);
+        size_t num_bytes = (size_t)problem.d.num_elements * 2;
+        uint16_t *first = calloc(1, num_bytes);
+        int num_compared = 0;
+        require(first != NULL, "memory");
+        make_reference(&problem);
+        for (int32_t i = 0; i < imbrex_kernel_num_variants(op); i++) {
+            struct imbrex_kernel_variant variant;
+            struct imbrex_kernel_plan plan = {
+                .variant_idx = i, .cluster_m = 1, .cluster_n = 1, .group_m = 2};
+            require(imbrex_kernel_variant_describe(op, i, &variant, NULL) == IMBREX_STATUS_OK,
+                    "variant");
+            if (!variant.is_portable || variant.is_general) {
+                continue;
+            }
+            check_plan(&problem, &plan, variant.name);
+            if (num_compared++ == 0) {
+                memcpy(first, problem.d.host, num_bytes);
+            }
+            count(memcmp(first, problem.d.host, num_bytes) == 0, variant.name);
+        }
+        count(num_compared > 1, "portable variants");
+        free(first);
+        problem_destroy(&problem);
+    }
+}
+
 static void run_all(int variant_step)
 {
     check_gate_first(variant_step);
@@ -693,6 +672,26 @@ static void run_all(int variant_step)
         check_shapes();
         check_many_elements();
     }
+}
+
+/* Catches all of that in the kernels for other GPUs than Hopper, as the driver compiles them; and
+ * rows that have other bits in another tile shape of theirs. */
+static void check_portable(int variant_step)
+{
+    struct imbrex_device *hopper = device;
+    struct imbrex_device_options options = imbrex_device_options_default();
+    struct imbrex_device_info description;
+    options.portable_kernels = true;
+    require(imbrex_device_open(0, &options, &device, NULL) == IMBREX_STATUS_OK, "portable device");
+    is_portable = true;
+    run_all(variant_step);
+    check_tile_bits();
+    is_portable = false;
+    imbrex_device_describe(device, &description);
+    printf("portable: %lld bytes of kernels loaded in %.2f ms\n",
+           (long long)description.kernel_image_bytes, (double)description.kernel_load_ns * 1e-6);
+    imbrex_device_close(device);
+    device = hopper;
 }
 
 /* Catches what works on the first GPU only: contexts, kernels and descriptors are each device's. */
@@ -728,14 +727,18 @@ static void check_second_gpu(int variant_step)
 int main(int argc, char **argv)
 {
     int exit_code = 0;
-    int variant_step = argc > 1 ? atoi(argv[1]) : 1;
+    bool is_portable_only = argc > 1 && strcmp(argv[1], "portable") == 0;
+    int variant_step = argc > 1 && !is_portable_only ? atoi(argv[1]) : 1;
 
     if (!check_begin(&exit_code)) {
         return exit_code;
     }
     require(variant_step > 0, "argument");
-    run_all(variant_step);
-    check_second_gpu(variant_step);
+    if (!is_portable_only) {
+        run_all(variant_step);
+        check_second_gpu(variant_step);
+    }
+    check_portable(variant_step);
     struct imbrex_device_info description;
     imbrex_device_describe(device, &description);
     printf("%lld bytes of kernels loaded in %.2f ms\n", (long long)description.kernel_image_bytes,

@@ -457,6 +457,10 @@ static const struct mode modes[] = {
     {"fp32", {.activation_dtype = DTYPE_F32}},
     {"bf16", {.activation_dtype = DTYPE_BF16}},
     {"bf16, invariant", {.activation_dtype = DTYPE_BF16, .batch_invariant = true}},
+    {"fp32, portable", {.activation_dtype = DTYPE_F32, .ablations = IMBREX_ABLATE_HOPPER}},
+    {"bf16, portable", {.activation_dtype = DTYPE_BF16, .ablations = IMBREX_ABLATE_HOPPER}},
+    {"bf16, invariant, portable",
+     {.activation_dtype = DTYPE_BF16, .batch_invariant = true, .ablations = IMBREX_ABLATE_HOPPER}},
 };
 
 /* Catches any error of a kernel or of what it is told. */

@@ -227,6 +227,8 @@ static int32_t slot_of(struct layer *layer, int32_t seq, int32_t position)
            position % BLOCK_SIZE;
 }
 
+static uint32_t ablations; /* of all backends */
+
 static struct layer layer_create(const struct shape *shape, enum dtype dtype,
                                  const struct step *step)
 {
@@ -277,7 +279,7 @@ static struct layer layer_create(const struct shape *shape, enum dtype dtype,
     LAYER_ARRAYS(UPLOAD)
 #undef UPLOAD
 
-    struct backend_cuda_options options = {.activation_dtype = dtype};
+    struct backend_cuda_options options = {.activation_dtype = dtype, .ablations = ablations};
     struct backend_shape sizes = {.hidden_size = width,
                                   .intermediate_size = shape->intermediate,
                                   .vocab_size = shape->vocab,
@@ -900,6 +902,9 @@ int main(void)
     if (!check_begin(&exit_code)) {
         return exit_code;
     }
+    run_all();
+    /* As the driver compiles them for other GPUs than Hopper. */
+    ablations = IMBREX_ABLATE_HOPPER;
     run_all();
     return check_end();
 }

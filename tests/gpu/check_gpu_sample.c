@@ -113,6 +113,8 @@ struct sampler {
     struct buffer scratch;
 };
 
+static uint32_t ablations; /* of all samplers */
+
 static struct sampler sampler_create(int32_t vocab_size, int32_t max_samples)
 {
     struct backend_shape shape = {.hidden_size = 64,
@@ -127,7 +129,7 @@ static struct sampler sampler_create(int32_t vocab_size, int32_t max_samples)
                                   .max_samples = max_samples,
                                   .context_size = HISTORY_STRIDE,
                                   .activation_dtype = DTYPE_BF16};
-    struct backend_cuda_options options = {.activation_dtype = DTYPE_BF16};
+    struct backend_cuda_options options = {.activation_dtype = DTYPE_BF16, .ablations = ablations};
     struct sampler sampler;
     struct imbrex_error err = {0};
     size_t num_bytes = cuda_sample_scratch_bytes(&shape);
@@ -758,6 +760,10 @@ int main(int argc, char **argv)
     }
     require(ops_create(HOST_THREADS, UINT32_MAX, NULL, 0, &ops, &err) == IMBREX_STATUS_OK, "ops");
     run_all(scale);
+    /* Catches: what comes out otherwise where a row is one thread block. */
+    ablations = IMBREX_ABLATE_HOPPER;
+    run_all(scale);
+    ablations = 0;
     if (is_bench && num_failed == 0) {
         bench();
     }

@@ -17,6 +17,10 @@
 #define CANARY 0xca
 #define CANARY_BYTES 256
 
+#define SCRATCH_BYTES ((size_t)4 << 20)
+
+typedef void call_fn(const void *params);
+
 static struct backend *backend;
 
 static void count_because(bool is_right, const char *what, const char *why)
@@ -206,7 +210,7 @@ static struct number rounded(struct number exact)
 
 /* ---- the calls ---- */
 
-static void run(void (*call)(const void *params), const void *params, const char *what)
+static void run(call_fn *call, const void *params, const char *what)
 {
     backend_begin(backend, gpu.stream);
     call(params);
@@ -225,6 +229,14 @@ static void call_project(const void *params)
 static void call_mlp(const void *params)
 {
     cuda_small_mlp((struct backend_cuda *)(void *)backend, params);
+}
+
+static void call_unfused_mlp(const void *params)
+{
+    struct backend_cuda *cuda = (struct backend_cuda *)(void *)backend;
+    cuda->options.ablations = IMBREX_ABLATE_MLP;
+    cuda_small_mlp(cuda, params);
+    cuda->options.ablations = 0;
 }
 
 static void call_logits(const void *params)
@@ -305,8 +317,9 @@ static void check_project(int32_t m, int32_t n, int32_t k, bool has_bias)
 }
 
 /* d = silu(gate) * up */
-static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias)
+static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias, call_fn *call)
 {
+    bool is_unfused = call == call_unfused_mlp;
     struct memory hidden = f32_create((int64_t)m * k, 0.1, 3.0);
     struct memory norm = f32_create(k, 1.0, 0.3);
     struct memory weight = bf16_create(2 * (int64_t)intermediate * k, 1.0 / sqrt((double)k));
@@ -329,15 +342,20 @@ static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias)
     double *rows = normed_rows(&hidden, &norm, NULL, m, k, 1e-6);
     char what[100];
 
-    snprintf(what, sizeof(what), "mlp, m %d, n %d, k %d", (int)m, (int)intermediate, (int)k);
+    snprintf(what, sizeof(what), "mlp%s, m %d, n %d, k %d", is_unfused ? " unfused" : "", (int)m,
+             (int)intermediate, (int)k);
     memory_poison(&d);
-    run(call_mlp, &params, what);
+    run(call, &params, what);
     memory_download(&d, what);
     memory_download(&normed, what);
     for (int32_t i = 0; i < m; i++) {
         for (int32_t j = 0; j < intermediate; j++) {
             struct number gate = dot(rows + (int64_t)i * k, &weight, j, k, true);
             struct number up = dot(rows + (int64_t)i * k, &weight, intermediate + j, k, true);
+            if (is_unfused) { /* rounded on their way */
+                gate.bound += 0x1p-8 * fabs(gate.value);
+                up.bound += 0x1p-8 * fabs(up.value);
+            }
             if (has_bias) {
                 gate.value += (double)f32_of(&bias)[j];
                 up.value += (double)f32_of(&bias)[intermediate + j];
@@ -354,7 +372,7 @@ static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias)
         }
     }
     count_because(verdict.is_right, what, verdict.why);
-    check_again(call_mlp, &params, &d, NULL, what);
+    check_again(call, &params, &d, NULL, what);
 
     /* Catches rows that depend on those beside them. */
     if (m > 1) {
@@ -367,7 +385,7 @@ static void check_mlp(int32_t m, int32_t intermediate, int32_t k, bool has_bias)
         }
         memory_upload(&hidden);
         memory_poison(&d);
-        run(call_mlp, &params, what);
+        run(call, &params, what);
         memory_download(&d, what);
         count_because(memcmp(last, bf16_of(&d) + last_at, (size_t)intermediate * 2) == 0, what,
                       "a row depends on the others");
@@ -624,9 +642,10 @@ static void check_all(size_t step)
         check_project(m, 192, 960, false);
         check_project(m, 896, 320, true);
         check_project(m, 64, 18944, false);
-        check_mlp(m, 64, 64, true);
-        check_mlp(m, 320, 896, false);
-        check_mlp(m, 1216, 192, true);
+        check_mlp(m, 64, 64, true, call_mlp);
+        check_mlp(m, 320, 896, false, call_mlp);
+        check_mlp(m, 1216, 192, true, call_mlp);
+        check_mlp(m, 320, 896, true, call_unfused_mlp);
         check_logits(m, 1, 64);
         check_logits(m, 1003, 192);
         check_logits(m, 4099, 128);
@@ -640,9 +659,9 @@ static void check_all(size_t step)
         }
     }
     /* More of k than registers keep of a row, and more rows than CTAs. */
-    check_mlp(2, 4096, 4352, false);
-    check_mlp(1, 64, 8192, false);
-    check_mlp(12, 64, 8192, false);
+    check_mlp(2, 4096, 4352, false, call_mlp);
+    check_mlp(1, 64, 8192, false, call_mlp);
+    check_mlp(12, 64, 8192, false, call_mlp);
     check_logits(1, 40000, 64);
 }
 
@@ -890,15 +909,23 @@ int main(int argc, char **argv)
         return exit_code;
     }
     require(argc < 2 || argv[1][0] == '-' || atoi(argv[1]) > 0, "argument");
-    require(backend_cuda_create_on(device, &options, &shape, NULL, 0, &backend, &err) ==
-                IMBREX_STATUS_OK,
-            "backend");
-    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
-        bench_all();
-    } else {
-        check_all(argc > 1 ? (size_t)strtoul(argv[1], NULL, 10) : 1);
+    CUdeviceptr scratch;
+    require(GPU_CALL(&gpu, mem_alloc, &scratch, SCRATCH_BYTES), "scratch");
+    bool is_bench = argc > 1 && strcmp(argv[1], "--bench") == 0;
+    /* Then the kernels for other GPUs than Hopper, which have no clusters. */
+    for (int is_portable = 0; is_portable < (is_bench ? 1 : 2); is_portable++) {
+        options.ablations = is_portable != 0 ? IMBREX_ABLATE_HOPPER : 0;
+        require(backend_cuda_create_on(device, &options, &shape, (void *)scratch, SCRATCH_BYTES,
+                                       &backend, &err) == IMBREX_STATUS_OK,
+                "backend");
+        if (is_bench) {
+            bench_all();
+        } else {
+            check_all(argc > 1 ? (size_t)strtoul(argv[1], NULL, 10) : 1);
+        }
+        backend_destroy(backend);
     }
-    backend_destroy(backend);
+    (void)gpu.mem_free(scratch);
     return check_end();
 }
 

@@ -63,10 +63,12 @@ static void prepare(struct actor *actor, const char *path, int64_t order)
 }
 
 /* The block is still what it was. */
-static void note_forgotten(void *user, const struct kv_key *key, int32_t block_idx)
+static void note_forgotten(void *user, const struct kv_key *key, const int32_t *token_ids,
+                           int32_t block_idx)
 {
     struct stage *stage = user;
     assert_int_equal(kv_cache_key_hash(stage->cache, block_idx), key->words[0]);
+    assert_int_equal(token_ids[1], token_ids[0] + 1000);
     assert_true(kv_cache_is_idle(stage->cache, block_idx));
     stage->forgotten = *key;
     stage->num_forgotten++;

@@ -584,7 +584,8 @@ static void test_names(void **state)
 
 /* ---- models without files -------------------------------------------------------------------- */
 
-/* Catches a shape that is not the published one, and a path that is taken for a seed. */
+/* Catches a shape that is not the published one, a path that is taken for a seed, a model that
+ * takes the memory of its weights though nobody computes with them. */
 static void test_random(void **state)
 {
     (void)state;
@@ -602,6 +603,7 @@ static void test_random(void **state)
     /* Norms are about 1, each another. */
     const float *norm = model->weights.norm;
     assert_true(norm[0] > 0.9f && norm[0] < 1.1f && norm[0] != norm[1]);
+    assert_null(model->checkpoint.region.base);
     imbrex_model_close(model);
     model = NULL;
     expect_error(imbrex_model_open("random:qwen2.5-8b", NULL, &model, &err),
@@ -611,6 +613,46 @@ static void test_random(void **state)
     expect_error(imbrex_model_open("random:qwen2.5-7b:99999999999999999999", NULL, &model, &err),
                  IMBREX_STATUS_INVALID_ARGUMENT, &err, "a seed");
     assert_null(model);
+}
+
+/* Catches: weights that are bound beside the matrices that are filled, or to another one's. */
+static void test_random_filled(void **state)
+{
+    (void)state;
+    struct imbrex_error err = {0};
+    struct imbrex_model *model = NULL;
+    assert_int_equal(imbrex_model_open("random:qwen2.5-0.5b", NULL, &model, &err),
+                     IMBREX_STATUS_OK);
+    const struct weights *weights = &model->weights;
+    const struct layer_weights *last = &weights->layers[model->config.num_layers - 1];
+    const struct {
+        const char *name;
+        const struct weight_view *view;
+    } rows[] = {{"model.embed_tokens.weight", &weights->embed_tokens},
+                {"model.embed_tokens.weight", &weights->lm_head},
+                {"model.layers.0.self_attn.q_proj.weight", &weights->layers[0].q_proj},
+                {"model.layers.23.self_attn.k_proj.weight", &last->k_proj},
+                {"model.layers.23.self_attn.v_proj.weight", &last->v_proj},
+                {"model.layers.23.self_attn.o_proj.weight", &last->o_proj},
+                {"model.layers.23.mlp.gate_proj.weight", &last->gate_proj},
+                {"model.layers.23.mlp.up_proj.weight", &last->up_proj},
+                {"model.layers.23.mlp.down_proj.weight", &last->down_proj}};
+    for (int32_t twice = 0; twice < 2; twice++) {
+        assert_int_equal(model_fill(model, &err), IMBREX_STATUS_OK);
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+            const struct checkpoint_tensor *tensor =
+                checkpoint_find(&model->checkpoint, rows[i].name);
+            const unsigned char *base = model->checkpoint.region.base;
+            assert_non_null(tensor);
+            assert_ptr_equal(rows[i].view->elements, tensor->elements);
+            assert_true(tensor->elements >= base && tensor->elements + tensor->num_bytes <=
+                                                        base + model->checkpoint.region_bytes);
+            const uint16_t *last_element =
+                (const uint16_t *)(const void *)(tensor->elements + tensor->num_bytes - 2);
+            assert_int_not_equal(*last_element, 0);
+        }
+    }
+    imbrex_model_close(model);
 }
 
 int run_gguf_model_tests(void)
@@ -630,6 +672,7 @@ int run_gguf_model_tests(void)
         cmocka_unit_test(test_split_count),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_random),
+        cmocka_unit_test(test_random_filled),
     };
     return cmocka_run_group_tests_name("gguf_model", tests, NULL, NULL);
 }

@@ -642,12 +642,14 @@ static void test_parse(void **state)
     const struct {
         const char *name;
         struct device_choice choice;
-    } good[] = {
-        {NULL, {DEVICE_KIND_CPU, 0}},        {"cpu", {DEVICE_KIND_CPU, 0}},
-        {"cuda", {DEVICE_KIND_CUDA, 0}},     {"cuda:0", {DEVICE_KIND_CUDA, 0}},
-        {"cuda:17", {DEVICE_KIND_CUDA, 17}}, {"cuda:2147483647", {DEVICE_KIND_CUDA, INT32_MAX}},
-        {"auto", {DEVICE_KIND_AUTO, 0}}};
-    struct device_choice choice = {DEVICE_KIND_CUDA, 5};
+    } good[] = {{NULL, {.kind = DEVICE_KIND_CPU, .idx = 0}},
+                {"cpu", {.kind = DEVICE_KIND_CPU, .idx = 0}},
+                {"cuda", {.kind = DEVICE_KIND_CUDA, .idx = 0}},
+                {"cuda:0", {.kind = DEVICE_KIND_CUDA, .idx = 0}},
+                {"cuda:17", {.kind = DEVICE_KIND_CUDA, .idx = 17}},
+                {"cuda:2147483647", {.kind = DEVICE_KIND_CUDA, .idx = INT32_MAX}},
+                {"auto", {.kind = DEVICE_KIND_AUTO, .idx = 0}}};
+    struct device_choice choice = {.kind = DEVICE_KIND_CUDA, .idx = 5};
     struct imbrex_error err;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         assert_int_equal(device_parse(bad[i], &choice, &err), IMBREX_STATUS_INVALID_ARGUMENT);
@@ -698,9 +700,9 @@ static void test_open(void **state)
     }
     device_destroy(device);
     device = NULL;
-    assert_int_not_equal(
-        device_open(&(struct device_choice){DEVICE_KIND_CUDA, 1000}, &log, &device, &opened, &err),
-        IMBREX_STATUS_OK);
+    assert_int_not_equal(device_open(&(struct device_choice){.kind = DEVICE_KIND_CUDA, .idx = 1000},
+                                     &log, &device, &opened, &err),
+                         IMBREX_STATUS_OK);
     assert_null(device);
     assert_true(strlen(err.message) > 0);
 }

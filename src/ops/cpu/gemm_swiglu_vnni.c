@@ -41,6 +41,36 @@ static void store_sums(const struct gemm_swiglu_params *params, const float *gat
     }
 }
 
+/* Few rows: one matrix is read for so many calls before it is the other one's turn, since memory
+ * gives one stream faster than two that take turns often. */
+#define RUN_CALLS 32
+#define MAX_RUN_ROWS (VNNI_PRODUCT_ROWS / RUN_CALLS)
+
+struct call {
+    vnni_compute_fn *compute;
+    unsigned char *panel;
+    int64_t row, width;
+    int32_t num_rows;
+};
+
+/* Floats that the sums of one call take. */
+static int64_t call_sums(const struct call *call)
+{
+    return (int64_t)call->num_rows * VNNI_PRODUCT_COLS;
+}
+
+/* Columns [begin, end), the sums of each call behind those of the last. */
+static void compute_run(const struct call *call, const struct vnni_product *product, int64_t begin,
+                        int64_t end, float *sums)
+{
+    for (int64_t col = begin; col < end; col += call->width, sums += call_sums(call)) {
+        int64_t num_left = end - col;
+        call->compute(product, call->row, call->num_rows, col,
+                      (int32_t)(num_left < call->width ? num_left : call->width), sums,
+                      call->panel);
+    }
+}
+
 void vnni_product_gemm_swiglu(vnni_compute_fn *compute, const struct gemm_swiglu_params *params,
                               const struct cpu_work *work, int64_t begin, int64_t end)
 {
@@ -54,12 +84,23 @@ void vnni_product_gemm_swiglu(vnni_compute_fn *compute, const struct gemm_swiglu
     for (int64_t row = 0; row < params->num_tokens; row += VNNI_PRODUCT_ROWS) {
         int64_t rows_left = params->num_tokens - row;
         int32_t num_rows = rows_left < VNNI_PRODUCT_ROWS ? (int32_t)rows_left : VNNI_PRODUCT_ROWS;
-        int64_t width = vnni_product_cols(num_rows);
-        for (int64_t col = begin; col < end; col += width) {
-            int32_t num_cols = (int32_t)(end - col < width ? end - col : width);
-            compute(&gate, row, num_rows, col, num_cols, gate_sums, panel);
-            compute(&up, row, num_rows, col, num_cols, up_sums, panel);
-            store_sums(params, gate_sums, up_sums, row, num_rows, col, num_cols);
+        struct call call = {.compute = compute,
+                            .panel = panel,
+                            .row = row,
+                            .num_rows = num_rows,
+                            .width = vnni_product_cols(num_rows)};
+        /* Calls that share the memory of the sums. */
+        int64_t run_cols = call.width * (num_rows <= MAX_RUN_ROWS ? RUN_CALLS : 1);
+        for (int64_t col = begin; col < end; col += run_cols) {
+            int64_t run_end = end - col < run_cols ? end : col + run_cols;
+            compute_run(&call, &gate, col, run_end, gate_sums);
+            compute_run(&call, &up, col, run_end, up_sums);
+            for (int64_t at = col, idx = 0; at < run_end; at += call.width, idx++) {
+                int64_t num_left = run_end - at;
+                store_sums(params, gate_sums + idx * call_sums(&call),
+                           up_sums + idx * call_sums(&call), row, num_rows, at,
+                           (int32_t)(num_left < call.width ? num_left : call.width));
+            }
         }
     }
 }

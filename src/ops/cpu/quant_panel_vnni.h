@@ -96,6 +96,16 @@ VEC_INLINE struct panel_bases panel_bases_of(struct panel_rows rows)
     return bases;
 }
 
+/* Goes on by num_bytes in every row. */
+VEC_INLINE void panel_bases_advance(struct panel_bases *bases, int64_t num_bytes)
+{
+    bases->row_0 += num_bytes;
+    bases->row_3 += num_bytes;
+    bases->row_6 += num_bytes;
+    bases->row_7 += num_bytes;
+    bases->row_12 += num_bytes;
+}
+
 /* idx is a constant. */
 VEC_INLINE const unsigned char *panel_row(const struct panel_bases *bases, int idx)
 {

@@ -11,6 +11,7 @@
 #if defined(__x86_64__)
 
 #include "ops/cpu/quant_panel_vnni.h"
+#include "ops/cpu/quant_row_vnni.h"
 
 #define DIRECT_ROWS 32
 /* Sixteen rows of 896 Q4_0 are 8 KB: fetched that far ahead, one row of activations ran at 0.79 of
@@ -287,18 +288,18 @@ VEC_INLINE struct ahead ahead_of(const struct vnni_product *product,
     return (struct ahead){.at = at, .end = at, .stride = is_long ? product->weight_row_bytes : 0};
 }
 
-/* As much as a block of sixteen rows. */
-VEC_INLINE void prefetch_block(const struct vnni_product *product, int64_t block_bytes,
-                               struct ahead *ahead)
+/* As much as num_blocks blocks of sixteen rows. */
+VEC_INLINE void prefetch_blocks(const struct vnni_product *product, enum dtype dtype,
+                                int32_t num_blocks, struct ahead *ahead)
 {
     if (ahead->stride == 0) {
-        ahead->end += (uintptr_t)(PANEL_COLS * block_bytes);
+        ahead->end += (uintptr_t)(PANEL_COLS * num_blocks * panel_block_bytes(dtype));
         for (; ahead->at < ahead->end; ahead->at += LINE_BYTES) {
             _mm_prefetch((const char *)ahead->at, _MM_HINT_T1);
         }
         return;
     }
-    ahead->lines_due += PANEL_COLS * ((ahead->stride + LINE_BYTES - 1) / LINE_BYTES);
+    ahead->lines_due += PANEL_COLS * num_blocks * ((ahead->stride + LINE_BYTES - 1) / LINE_BYTES);
     for (; ahead->lines_due > 0; ahead->lines_due -= product->num_blocks) {
         _mm_prefetch((const char *)ahead->at, _MM_HINT_T1);
         ahead->at += (uintptr_t)ahead->stride;
@@ -321,8 +322,18 @@ VEC_INLINE void compute_one_row(enum dtype dtype, const struct vnni_product *pro
     const __m512i *const panels[2] = {panel, panel};
     __m512 acc[TILE_ROWS][2];
     acc[0][0] = _mm512_setzero_ps();
-    for (int64_t block = 0; block < product->num_blocks; block++) {
-        prefetch_block(product, panel_block_bytes(dtype), &ahead);
+    int64_t block = 0;
+    if (dtype == DTYPE_Q4_0 && weights->num_rows == PANEL_COLS) {
+        struct panel_bases bases = panel_bases_of(weights->rows);
+        for (; block + ROW_BLOCKS <= product->num_blocks; block += ROW_BLOCKS) {
+            prefetch_blocks(product, dtype, ROW_BLOCKS, &ahead);
+            row_add_q4_0(&bases, (const struct q8_activations *)(const void *)a[0] + block,
+                         &acc[0][0]);
+            panel_bases_advance(&bases, ROW_STEP_BYTES);
+        }
+    }
+    for (; block < product->num_blocks; block++) {
+        prefetch_blocks(product, dtype, 1, &ahead);
         open_block(dtype, weights, block, panel);
         add_blocks(shape, panels, a, block, 1, acc);
     }
@@ -345,7 +356,7 @@ VEC_INLINE void compute_direct(enum dtype dtype, const struct vnni_product *prod
         _mm512_store_ps(sums + r * VNNI_PRODUCT_COLS, _mm512_setzero_ps());
     }
     for (int64_t block = 0; block < product->num_blocks; block++) {
-        prefetch_block(product, panel_block_bytes(dtype), &ahead);
+        prefetch_blocks(product, dtype, 1, &ahead);
         open_block(dtype, weights, block, panel);
         for (int32_t r = 0; r < num_rows; r++) {
             float *sum = sums + r * VNNI_PRODUCT_COLS;

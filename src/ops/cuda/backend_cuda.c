@@ -5,10 +5,6 @@
 
 #include "ops/cuda/device_cuda.h"
 
-/* From here on a kernel takes so long that beginning the next one early gains nothing, and CTAs
- * that wait take their place on the SMs from those that work: such steps were slower with it. */
-#define LONG_STEP_TOKENS 4096
-
 static struct backend_cuda *cuda_of(struct backend *backend)
 {
     return (struct backend_cuda *)(void *)backend;
@@ -81,7 +77,9 @@ static void cuda_begin(struct backend *backend, void *stream_handle)
 {
     struct backend_cuda *cuda = cuda_of(backend);
     cuda->stream = stream_handle;
-    cuda->device->overlap_launches = !cuda_is_without(cuda, IMBREX_ABLATE_PDL);
+    cuda->device->is_portable = cuda->is_portable;
+    cuda->device->overlap_launches =
+        !cuda->is_portable && !cuda_is_without(cuda, IMBREX_ABLATE_PDL);
     cuda->status = IMBREX_STATUS_OK;
 }
 
@@ -96,7 +94,7 @@ static enum imbrex_status cuda_end(struct backend *backend)
 
 static bool is_few(const struct backend_cuda *cuda, int32_t num_tokens)
 {
-    return num_tokens <= CUDA_SMALL_TOKENS && !cuda->options.batch_invariant;
+    return !cuda->options.batch_invariant && cuda_small_takes(cuda, num_tokens);
 }
 
 static void call_rope_table(struct backend *backend, const struct rope_table_params *params)
@@ -109,12 +107,9 @@ static void call_history(struct backend *backend, const struct history_params *p
     cuda_history(cuda_of(backend), params);
 }
 
-/* The first call of a step's forward pass: it tells how long the step is. */
 static void call_embedding(struct backend *backend, const struct embedding_params *params)
 {
-    struct backend_cuda *cuda = cuda_of(backend);
-    cuda->device->overlap_launches &= params->num_tokens < LONG_STEP_TOKENS;
-    cuda_embedding(cuda, params);
+    cuda_embedding(cuda_of(backend), params);
 }
 
 static void call_qkv(struct backend *backend, const struct qkv_params *params)
@@ -137,11 +132,11 @@ static void call_attend(struct backend *backend, const struct attend_params *par
     if (cuda_is_without(cuda, IMBREX_OMIT_ATTENTION)) {
         return;
     }
-    if (cuda->options.activation_dtype != DTYPE_BF16 || head_dim % 16 != 0 || head_dim > 256) {
+    if (cuda->options.activation_dtype != DTYPE_BF16 || !cuda_tensor_attend_takes(cuda, head_dim)) {
         cuda_plain_attend(cuda, params);
         return;
     }
-    if (cuda->is_plain || is_ablated || (head_dim != 64 && head_dim != 128)) {
+    if (cuda->is_plain || cuda->is_portable || is_ablated || (head_dim != 64 && head_dim != 128)) {
         cuda_tensor_attend(cuda, params);
         return;
     }
@@ -255,14 +250,17 @@ enum imbrex_status backend_cuda_create_on(struct imbrex_device *device,
     if (created == NULL) {
         return error_out_of_memory(err, "backend", sizeof(*created));
     }
+    bool is_portable =
+        device->is_portable || (options->ablations & (uint32_t)IMBREX_ABLATE_HOPPER) != 0;
     *created = (struct backend_cuda){
         .backend = {.functions = &cuda_functions,
                     .activation_dtype = options->activation_dtype,
-                    .kernels_name = "sm90"},
+                    .kernels_name = is_portable ? "sm80" : "sm90"},
         .device = device,
         .options = *options,
         .shape = *shape,
         .is_plain = options->activation_dtype != DTYPE_BF16 || !is_regular(shape),
+        .is_portable = is_portable,
         .scratch = scratch,
         .scratch_bytes = scratch_bytes,
     };

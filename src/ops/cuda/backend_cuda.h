@@ -23,7 +23,8 @@ struct backend_cuda {
     struct imbrex_device *device;
     struct backend_cuda_options options;
     struct backend_shape shape;
-    bool is_plain; /* sizes that only the plain kernels take, or fp32 */
+    bool is_plain;    /* sizes that only the plain kernels take, or fp32 */
+    bool is_portable; /* kernels of the portable images alone, see cuda_device.h */
     CUstream stream;
     unsigned char *scratch;
     size_t scratch_bytes;
@@ -66,14 +67,16 @@ void cuda_keep(struct backend_cuda *cuda, enum imbrex_status status);
 
 /* Most tokens of the cuda_small_* calls. */
 #define CUDA_SMALL_TOKENS 64
+/* Whether the GPU has the shared memory that so many take; 8 always. */
+bool cuda_small_takes(const struct backend_cuda *cuda, int32_t num_tokens);
 
 void cuda_small_qkv(struct backend_cuda *cuda, const struct qkv_params *params);
 void cuda_small_project(struct backend_cuda *cuda, const struct project_params *params);
 void cuda_small_mlp(struct backend_cuda *cuda, const struct mlp_params *params);
 void cuda_small_logits(struct backend_cuda *cuda, const struct logits_params *params);
 
-/* Any number of tokens, on the Hopper GEMM. In batch-invariant mode the order of summation depends
- * on nothing but the matrix. */
+/* Any number of tokens, on the Hopper GEMM or the portable one. In batch-invariant mode the order
+ * of summation depends on nothing but the matrix. */
 void cuda_large_qkv(struct backend_cuda *cuda, const struct qkv_params *params);
 void cuda_large_project(struct backend_cuda *cuda, const struct project_params *params);
 void cuda_large_mlp(struct backend_cuda *cuda, const struct mlp_params *params);
@@ -94,6 +97,8 @@ void cuda_prefill_attend(struct backend_cuda *cuda, const struct attend_params *
 /* bf16, any head_dim up to 256 that is a multiple of 16, on mma.sync: for the head_dims that the
  * two above do not take, and to measure them against. All sequences. */
 void cuda_tensor_attend(struct backend_cuda *cuda, const struct attend_params *params);
+/* Whether there is a kernel for the head_dim that has the shared memory it needs. */
+bool cuda_tensor_attend_takes(const struct backend_cuda *cuda, int32_t head_dim);
 
 /* ---- single rows ----------------------------------------------------------------------------- */
 
@@ -107,6 +112,10 @@ void cuda_rmsnorm(struct backend_cuda *cuda, const float *a, const int32_t *rows
 /* bf16. What follows the product in qkv: norms of heads, RoPE, the KV store. */
 void cuda_rope_kv(struct backend_cuda *cuda, const struct qkv_params *params);
 bool cuda_rope_kv_takes(int32_t head_dim);
+/* Whether scratch memory holds gate and up of so many tokens, where they are a product of their
+ * own; if not, that is kept as the step's failure. */
+bool cuda_has_unfused_scratch(struct backend_cuda *cuda, int32_t num_tokens,
+                              int32_t intermediate_size);
 /* d = silu(gate + gate_bias) * (up + up_bias); bf16. gate_up [num_tokens, 2 * intermediate_size] */
 void cuda_silu_mul(struct backend_cuda *cuda, const void *gate_up, const float *gate_bias,
                    const float *up_bias, void *d, int32_t num_tokens, int32_t intermediate_size);

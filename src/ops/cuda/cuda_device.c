@@ -11,8 +11,9 @@
 #define DEFAULT_MAX_TENSOR_MAPS 1024
 #define MAX_TENSOR_MAPS (1 << 20)
 
-/* sm_90a code runs on this one and on nothing else. */
-#define COMPUTE_CAPABILITY 90
+/* sm_90a code runs on this one and on nothing else; the portable images from the other one on. */
+#define HOPPER_CAPABILITY 90
+#define LEAST_CAPABILITY 80
 
 struct imbrex_device_options imbrex_device_options_default(void)
 {
@@ -65,10 +66,10 @@ static enum imbrex_status find_gpu(struct imbrex_device *device, int32_t device_
     description->compute_capability = 10 * major + minor;
     description->driver_version = driver->version;
     description->l2_bytes = l2_bytes;
-    if (description->compute_capability != COMPUTE_CAPABILITY) {
+    if (description->compute_capability < LEAST_CAPABILITY) {
         return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                         "device %d: %s: expected compute capability 9.0 (Hopper), which these "
-                         "kernels are compiled for, found %d.%d",
+                         "device %d: %s: expected compute capability 8.0 (Ampere) or newer, since "
+                         "older ones multiply no bf16 matrices, found %d.%d",
                          (int)device_idx, description->name, (int)major, (int)minor);
     }
     return IMBREX_STATUS_OK;
@@ -102,7 +103,6 @@ enum imbrex_status cuda_device_create(const struct driver *driver, int32_t devic
         return error_out_of_memory(err, "device", sizeof(*created));
     }
     created->driver = *driver;
-    created->overlap_launches = options->overlap_launches;
     size_t functions_bytes = (size_t)kernel_table_count() * sizeof(created->functions[0]);
     created->functions = calloc(1, functions_bytes);
     if (created->functions == NULL) {
@@ -111,12 +111,20 @@ enum imbrex_status cuda_device_create(const struct driver *driver, int32_t devic
     }
     TRY_OR_FAIL(tensor_map_cache_init(options->max_tensor_maps, &created->maps, err));
     TRY_OR_FAIL(find_gpu(created, device_idx, err));
+    created->is_portable =
+        options->portable_kernels || created->description.compute_capability != HOPPER_CAPABILITY;
+    /* Portable kernels do not wait for the one ahead of them. */
+    created->overlap_launches = options->overlap_launches && !created->is_portable;
+    TRY_OR_FAIL(tune_load(created, options->tuned, options->tuned_is_optional,
+                          &(struct log){options->log, options->log_user}, err));
     TRY_OR_FAIL(
         DRIVER_CALL(driver, err, device_primary_ctx_retain, &created->context, created->gpu));
     *device = created;
     return IMBREX_STATUS_OK;
 
 fail:
+    imbrex_tune_table_destroy(created->tuned);
+    free(created->tuned_path);
     tensor_map_cache_deinit(&created->maps);
     free(created->functions);
     free(created);
@@ -143,14 +151,17 @@ void imbrex_device_close(struct imbrex_device *device)
         return;
     }
     /* Whoever closes a device that has failed can do nothing about another failure. */
-    for (int i = 0; i < KERNEL_IMAGE_COUNT; i++) {
-        if (device->libraries[i] != NULL) {
-            (void)device->driver.library_unload(device->libraries[i]);
+    for (int i = 0; i < 2 * KERNEL_IMAGE_COUNT; i++) {
+        CUlibrary library = device->libraries[i % 2][i / 2];
+        if (library != NULL) {
+            (void)device->driver.library_unload(library);
         }
     }
     (void)device->driver.device_primary_ctx_release(device->gpu);
     tensor_map_cache_deinit(&device->maps);
     driver_close(&device->driver);
+    imbrex_tune_table_destroy(device->tuned);
+    free(device->tuned_path);
     free(device->functions);
     free(device);
 }
@@ -175,15 +186,23 @@ enum imbrex_status cuda_device_leave(struct imbrex_device *device, enum imbrex_s
                : driver_check(&device->driver, result, "ctx_pop_current", err);
 }
 
+/* Portable images are compiled by the driver, unless they hold machine code for the GPU or the
+ * driver's own cache does. */
 static enum imbrex_status load_image(struct imbrex_device *device, enum kernel_image image,
-                                     struct imbrex_error *err)
+                                     bool is_portable, struct imbrex_error *err)
 {
     size_t num_bytes = 0;
-    const unsigned char *bytes = kernel_image_bytes(image, &num_bytes);
+    const unsigned char *bytes = kernel_image_bytes(image, is_portable, &num_bytes);
     /* The image stays where it is: no need for the driver's copy. */
     CUlibraryOption option = CU_LIBRARY_BINARY_IS_PRESERVED;
     void *option_value = NULL;
     CUlibrary library = NULL;
+    if (bytes == NULL) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "kernels %s: made for compute capability %s, which this device does not "
+                         "have or was told not to use",
+                         kernel_image_name(image), is_portable ? "9.0" : "8.0 and newer");
+    }
     int64_t begin_ns = clock_now_ns();
     CUresult result =
         device->driver.library_load_data(&library, bytes, NULL, NULL, 0, &option, &option_value, 1);
@@ -192,7 +211,7 @@ static enum imbrex_status load_image(struct imbrex_device *device, enum kernel_i
             driver_check(&device->driver, result, kernel_image_name(image), err);
         return status;
     }
-    device->libraries[image] = library;
+    device->libraries[is_portable][image] = library;
     device->description.kernel_load_ns += clock_now_ns() - begin_ns;
     device->description.kernel_image_bytes += (int64_t)num_bytes;
     return IMBREX_STATUS_OK;
@@ -202,6 +221,7 @@ static enum imbrex_status load_image(struct imbrex_device *device, enum kernel_i
 struct kernel_symbol {
     const char *name;
     enum kernel_image image;
+    bool is_portable;
     size_t params_bytes;
     int32_t shared_bytes; /* the most that it is launched with */
 };
@@ -231,12 +251,12 @@ static enum imbrex_status load_function(struct imbrex_device *device,
     CUkernel kernel = NULL;
     CUfunction function = NULL;
 
-    if (device->libraries[symbol->image] == NULL) {
-        TRY(load_image(device, symbol->image, err));
+    CUlibrary *library = &device->libraries[symbol->is_portable][symbol->image];
+    if (*library == NULL) {
+        TRY(load_image(device, symbol->image, symbol->is_portable, err));
     }
     int64_t begin_ns = clock_now_ns();
-    TRY(DRIVER_CALL(driver, err, library_get_kernel, &kernel, device->libraries[symbol->image],
-                    symbol->name));
+    TRY(DRIVER_CALL(driver, err, library_get_kernel, &kernel, *library, symbol->name));
     TRY(check_params(device, kernel, symbol, err));
     TRY(DRIVER_CALL(driver, err, kernel_set_attribute,
                     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, symbol->shared_bytes, kernel,
@@ -272,6 +292,7 @@ enum imbrex_status cuda_device_function(struct imbrex_device *device, int32_t ke
     const struct kernel_variant *variant = kernel_table_at(kernel_idx);
     const struct kernel_symbol symbol = {.name = variant->name,
                                          .image = variant->image,
+                                         .is_portable = variant->is_portable,
                                          .params_bytes = variant->params_bytes,
                                          .shared_bytes = variant->shared_bytes};
     return find_function(device, &symbol, &device->functions[kernel_idx], function, err);
@@ -281,9 +302,13 @@ enum imbrex_status cuda_device_op_function(struct imbrex_device *device, enum op
                                            CUfunction *function, struct imbrex_error *err)
 {
     const struct op_kernel_row *row = op_kernel_at(kernel);
-    const struct kernel_symbol symbol = {.name = row->name,
-                                         .image = row->image,
-                                         .params_bytes = row->params_bytes,
-                                         .shared_bytes = row->shared_bytes};
-    return find_function(device, &symbol, &device->op_functions[kernel], function, err);
+    const struct kernel_symbol symbol = {
+        .name = row->name,
+        .image = row->image,
+        .is_portable = device->is_portable,
+        .params_bytes = row->params_bytes,
+        .shared_bytes =
+            op_kernel_shared_bytes(kernel, device->is_portable, device->max_shared_bytes)};
+    return find_function(device, &symbol, &device->op_functions[device->is_portable][kernel],
+                         function, err);
 }

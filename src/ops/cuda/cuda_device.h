@@ -11,10 +11,12 @@
 #include "ops/cuda/op_kernels.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/tile_choice.h"
+#include "ops/cuda/tune_table.h"
 
 /* What was chosen for a problem, so that a launch of the same shape does not choose again. */
 struct tile_choice_entry {
     struct tile_problem problem; /* m 0: free */
+    bool is_portable;            /* the device was when this was chosen */
     struct tile_plan plan;
 };
 #define NUM_TILE_CHOICES 256
@@ -26,11 +28,17 @@ struct imbrex_device {
     struct imbrex_device_info description;
     int32_t max_shared_bytes; /* of one thread block */
     bool overlap_launches;
+    /* Kernels of the portable images alone: the GPU is no Hopper, or its own are not wanted. Both
+     * kinds may have been loaded. */
+    bool is_portable;
     struct tensor_map_cache maps;
     struct tile_choice_entry choices[NUM_TILE_CHOICES]; /* by a hash of the problem */
-    CUlibrary libraries[KERNEL_IMAGE_COUNT];            /* NULL: not loaded yet */
-    CUfunction *functions;                        /* [kernel_table_count()], NULL: not used yet */
-    CUfunction op_functions[OP_KERNEL_COUNT + 1]; /* likewise */
+    struct imbrex_tune_table *tuned;                    /* NULL: no plans that were tuned */
+    char *tuned_path;                                   /* of its file */
+    /* [0] for Hopper, [1] portable; NULL: not loaded yet */
+    CUlibrary libraries[2][KERNEL_IMAGE_COUNT];
+    CUfunction *functions;                           /* [kernel_table_count()], likewise */
+    CUfunction op_functions[2][OP_KERNEL_COUNT + 1]; /* likewise, by kind as the libraries */
     struct imbrex_error work_error; /* what the last work of a backend that failed said */
 };
 
@@ -50,7 +58,8 @@ enum imbrex_status cuda_device_leave(struct imbrex_device *device, enum imbrex_s
  * has been entered. May be called while a stream is being captured. */
 enum imbrex_status cuda_device_function(struct imbrex_device *device, int32_t kernel_idx,
                                         CUfunction *function, struct imbrex_error *err);
-/* The same of a kernel of op_kernels.h. */
+/* The same of a kernel of op_kernels.h, of the kind that is_portable says; UNSUPPORTED if it is
+ * made for the other one alone. */
 enum imbrex_status cuda_device_op_function(struct imbrex_device *device, enum op_kernel kernel,
                                            CUfunction *function, struct imbrex_error *err);
 

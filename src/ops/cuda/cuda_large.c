@@ -41,7 +41,7 @@ void cuda_large_qkv(struct backend_cuda *cuda, const struct qkv_params *params)
     }
     cuda_rmsnorm(cuda, params->hidden, NULL, &params->norm, params->normed, params->num_tokens,
                  params->hidden_size);
-    if (gemm_qkv_is_worth_it(cuda, params)) {
+    if (!cuda->device->is_portable && gemm_qkv_is_worth_it(cuda, params)) {
         cuda_gemm_qkv(cuda, params, NULL);
         return;
     }
@@ -64,6 +64,26 @@ void cuda_large_project(struct backend_cuda *cuda, const struct project_params *
                        NULL);
 }
 
+static size_t unfused_bytes(int32_t num_tokens, int32_t intermediate_size)
+{
+    return (size_t)num_tokens * 2 * (size_t)intermediate_size * BF16_BYTES;
+}
+
+bool cuda_has_unfused_scratch(struct backend_cuda *cuda, int32_t num_tokens,
+                              int32_t intermediate_size)
+{
+    size_t num_bytes = unfused_bytes(num_tokens, intermediate_size);
+    if (cuda->scratch_bytes < num_bytes) {
+        cuda_keep(cuda,
+                  error_set(&cuda->error, IMBREX_STATUS_INTERNAL,
+                            "gate and up of %d tokens, unfused: expected %zu bytes of scratch "
+                            "memory, found %zu",
+                            (int)num_tokens, num_bytes, cuda->scratch_bytes));
+        return false;
+    }
+    return true;
+}
+
 /* gate | up as one product into scratch memory, then the activation. */
 static void mlp_unfused(struct backend_cuda *cuda, const struct mlp_params *params)
 {
@@ -73,6 +93,9 @@ static void mlp_unfused(struct backend_cuda *cuda, const struct mlp_params *para
         num_tokens = num_tokens < UNFUSED_TOKENS ? num_tokens : UNFUSED_TOKENS;
         const unsigned char *normed = params->normed;
         unsigned char *d = params->d;
+        if (!cuda_has_unfused_scratch(cuda, num_tokens, width)) {
+            return;
+        }
         gemm(cuda, normed + (size_t)begin * (size_t)params->hidden_size * BF16_BYTES,
              params->gate.elements, NULL, cuda->scratch, num_tokens, params->hidden_size,
              2 * width);
@@ -110,7 +133,7 @@ void cuda_large_mlp(struct backend_cuda *cuda, const struct mlp_params *params)
 void cuda_large_logits(struct backend_cuda *cuda, const struct logits_params *params)
 {
     /* The copy engine stores whole pieces of 16 bytes, and its rows begin at such. */
-    if (params->vocab_size % TILE_STORE_COLUMNS != 0) {
+    if (params->vocab_size % TILE_STORE_COLUMNS != 0 && !cuda->device->is_portable) {
         cuda_plain_logits(cuda, params);
         return;
     }
@@ -133,7 +156,8 @@ void cuda_large_logits(struct backend_cuda *cuda, const struct logits_params *pa
 size_t cuda_large_scratch_bytes(const struct backend_shape *shape)
 {
     int32_t num_tokens = shape->max_tokens < UNFUSED_TOKENS ? shape->max_tokens : UNFUSED_TOKENS;
-    size_t unfused_bytes = (size_t)num_tokens * 2 * (size_t)shape->intermediate_size * BF16_BYTES;
+    size_t mlp_bytes =
+        shape->has_unfused_mlp ? unfused_bytes(num_tokens, shape->intermediate_size) : 0;
     size_t split_bytes = gemm_residual_scratch_bytes(shape->max_tokens, shape->hidden_size);
-    return unfused_bytes > split_bytes ? unfused_bytes : split_bytes;
+    return mlp_bytes > split_bytes ? mlp_bytes : split_bytes;
 }

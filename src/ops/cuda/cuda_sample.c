@@ -5,9 +5,10 @@
 #include <stddef.h>
 
 #define HISTORY_THREADS 128
-/* Vocabularies whose rows do not fit in the shared memory of a cluster have copies in memory, of so
- * many rows at once. */
+/* Rows that do not fit in the shared memory of a cluster, or have none, have copies in memory, so
+ * many at once. */
 #define WAVE_ROWS 64
+#define PORTABLE_WAVE_ROWS 16
 
 _Static_assert(sizeof(struct sample_bias) == sizeof(struct imbrex_logit_bias) &&
                    offsetof(struct sample_bias, bias) == offsetof(struct imbrex_logit_bias, bias),
@@ -34,9 +35,9 @@ void cuda_history(struct backend_cuda *cuda, const struct history_params *params
 }
 
 /* Ids of a CTA; whole 16-byte loads. */
-static int32_t chunk_of(int32_t num_ids)
+static int32_t chunk_of(int32_t num_ids, int32_t cluster)
 {
-    int32_t chunk = num_ids / SAMPLE_CLUSTER + (num_ids % SAMPLE_CLUSTER != 0);
+    int32_t chunk = num_ids / cluster + (num_ids % cluster != 0);
     return (chunk + 3) / 4 * 4;
 }
 
@@ -57,11 +58,14 @@ static int32_t bits_of(int32_t count)
 
 void cuda_sample(struct backend_cuda *cuda, const struct sample_params *params)
 {
-    int32_t chunk = chunk_of(params->num_ids);
+    int32_t cluster = cuda->is_portable ? 1 : SAMPLE_CLUSTER;
+    int32_t chunk = chunk_of(params->num_ids, cluster);
     int32_t bits = bits_of(params->num_ids);
     size_t chunk_bytes = (size_t)chunk * sizeof(float);
-    bool is_large = !fits_in_shared(chunk);
-    int32_t wave_rows = is_large ? WAVE_ROWS : params->num_rows;
+    bool is_large = cuda->is_portable || !fits_in_shared(chunk);
+    int32_t wave_rows = cuda->is_portable ? PORTABLE_WAVE_ROWS
+                        : is_large        ? WAVE_ROWS
+                                          : params->num_rows;
     assert(params->num_ids >= 1 && params->num_ids <= params->vocab_size);
     assert(params->max_logprobs <= IMBREX_MAX_LOGPROBS);
     struct sample_kernel_params told = {
@@ -86,19 +90,27 @@ void cuda_sample(struct backend_cuda *cuda, const struct sample_params *params)
         told.row_begin = begin;
         cuda_launch(cuda,
                     &(struct op_launch){.kernel = OP_KERNEL_sample_rows,
-                                        .grid_x = (uint32_t)num_rows * SAMPLE_CLUSTER,
+                                        .grid_x = (uint32_t)(num_rows * cluster),
                                         .num_threads = SAMPLE_THREADS,
                                         .shared_bytes = is_large ? 0 : (uint32_t)chunk_bytes,
-                                        .cluster_x = SAMPLE_CLUSTER},
+                                        .cluster_x = (uint32_t)cluster},
                     &told);
     }
 }
 
+static size_t wave_bytes(const struct backend_shape *shape, int32_t wave_rows, int32_t chunk,
+                         int32_t cluster)
+{
+    int32_t num_rows = shape->max_samples < wave_rows ? shape->max_samples : wave_rows;
+    return (size_t)num_rows * (size_t)cluster * (size_t)chunk * sizeof(float);
+}
+
+/* Enough for either kernel: this is asked for where there may be no GPU yet. */
 size_t cuda_sample_scratch_bytes(const struct backend_shape *shape)
 {
-    int32_t chunk = chunk_of(shape->vocab_size);
-    int32_t num_rows = shape->max_samples < WAVE_ROWS ? shape->max_samples : WAVE_ROWS;
-    return fits_in_shared(chunk)
-               ? 0
-               : (size_t)num_rows * SAMPLE_CLUSTER * (size_t)chunk * sizeof(float);
+    int32_t chunk = chunk_of(shape->vocab_size, SAMPLE_CLUSTER);
+    size_t portable = wave_bytes(shape, PORTABLE_WAVE_ROWS, chunk_of(shape->vocab_size, 1), 1);
+    size_t clusters =
+        fits_in_shared(chunk) ? 0 : wave_bytes(shape, WAVE_ROWS, chunk, SAMPLE_CLUSTER);
+    return clusters > portable ? clusters : portable;
 }

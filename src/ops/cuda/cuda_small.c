@@ -33,10 +33,25 @@ static uint32_t resident_base_bytes(const struct small_kernel_params *params)
            (uint32_t)params->num_tokens * ((uint32_t)params->in_features * 2 + 64);
 }
 
-static bool is_resident(const struct small_kernel_params *params)
+/* Dynamic shared memory that a CTA can have. */
+static uint32_t shared_room(const struct backend_cuda *cuda)
+{
+    return (uint32_t)(cuda->device->max_shared_bytes - OP_KERNEL_STATIC_BYTES);
+}
+
+#define CHUNKS_BYTES(num_chunks) ((num_chunks)*SMALL_WARPS * SMALL_CHUNK_BYTES)
+
+static bool is_resident(const struct backend_cuda *cuda, const struct small_kernel_params *params)
 {
     return params->num_tokens <= SMALL_RESIDENT_TOKENS &&
-           resident_base_bytes(params) <= SMALL_RESIDENT_MAX_BASE_BYTES;
+           resident_base_bytes(params) <= SMALL_RESIDENT_MAX_BASE_BYTES &&
+           resident_base_bytes(params) + CHUNKS_BYTES(4) <= shared_room(cuda);
+}
+
+bool cuda_small_takes(const struct backend_cuda *cuda, int32_t num_tokens)
+{
+    return num_tokens <= 8 || (num_tokens <= CUDA_SMALL_TOKENS &&
+                               (uint32_t)SMALL_STREAM_BYTES(8) <= shared_room(cuda));
 }
 
 /* Few rows make few CTAs: half as many a tile, then. */
@@ -88,6 +103,7 @@ static void launch_resident(struct backend_cuda *cuda, struct small_product *pro
         params->eps = product->norm->eps;
     }
     struct resident_plan plan = choose_plan(params, num_sms);
+    plan.has_few_chunks |= resident_base_bytes(params) + CHUNKS_BYTES(8) > shared_room(cuda);
     int32_t most_chunks = plan.has_few_chunks ? 4 : 8;
     int32_t num_ctas = params->num_tiles < plan.most_ctas ? params->num_tiles : plan.most_ctas;
     int32_t tile_chunks = params->in_features / (params->num_parts * SMALL_CHUNK);
@@ -98,13 +114,12 @@ static void launch_resident(struct backend_cuda *cuda, struct small_product *pro
     params->extra_tiles = params->num_tiles % num_ctas;
     cuda_launch(
         cuda,
-        &(struct op_launch){.kernel = (params->num_tokens == 1
-                                           ? product->single
-                                           : product->resident)[plan.has_few_chunks ? 0 : 1],
-                            .grid_x = (uint32_t)num_ctas,
-                            .num_threads = SMALL_THREADS,
-                            .shared_bytes = resident_base_bytes(params) +
-                                            (uint32_t)chunks * SMALL_WARPS * SMALL_CHUNK_BYTES},
+        &(struct op_launch){
+            .kernel = (params->num_tokens == 1 ? product->single
+                                               : product->resident)[plan.has_few_chunks ? 0 : 1],
+            .grid_x = (uint32_t)num_ctas,
+            .num_threads = SMALL_THREADS,
+            .shared_bytes = resident_base_bytes(params) + CHUNKS_BYTES((uint32_t)chunks)},
         params);
 }
 
@@ -116,6 +131,9 @@ static uint32_t stream_ranks(const struct backend_cuda *cuda,
 {
     uint32_t num_sms = (uint32_t)cuda->device->description.num_sms, num_ranks = 1;
     uint32_t num_stages = (uint32_t)params->in_features / (SMALL_STREAM_WARPS_K * SMALL_CHUNK);
+    if (cuda->is_portable) {
+        return 1; /* no clusters */
+    }
     while (num_ranks < 4 && num_groups * num_ranks <= num_sms && num_stages >= num_ranks * 4) {
         num_ranks *= 2;
     }
@@ -165,7 +183,7 @@ static void launch(struct backend_cuda *cuda, struct small_product *product)
     if (product->params.num_tokens == 0) {
         return;
     }
-    if (is_resident(&product->params)) {
+    if (is_resident(cuda, &product->params)) {
         launch_resident(cuda, product);
     } else {
         launch_stream(cuda, product);
@@ -250,8 +268,48 @@ void cuda_small_project(struct backend_cuda *cuda, const struct project_params *
     launch(cuda, &product);
 }
 
+/* Gate and up as the plain rows of one product, then the activation. The product is that of qkv,
+ * for heads of one tile each that nobody rotates or stores; positions and slots are read and not
+ * used. */
+static void mlp_unfused(struct backend_cuda *cuda, const struct mlp_params *params)
+{
+    int32_t num_tiles = 2 * params->intermediate_size / 16;
+    const int32_t *unused = (const int32_t *)(const void *)params->hidden;
+    struct small_product product = {
+        .params = {.weight = params->gate.elements,
+                   .a = params->hidden,
+                   .d = cuda->scratch,
+                   .positions = unused,
+                   .slot_mapping = unused,
+                   .num_tokens = params->num_tokens,
+                   .in_features = params->hidden_size,
+                   .out_features = 2 * params->intermediate_size,
+                   .num_tiles = num_tiles,
+                   .head_dim = 16,
+                   .num_heads = num_tiles,
+                   .block_size = 1,
+                   .tiles_per_head = 1,
+                   .keeps_heads = true},
+        .resident = RESIDENT_KERNELS(qkv),
+        .single = SINGLE_KERNELS(qkv),
+        .stream = STREAM_KERNELS(qkv),
+        .norm = &params->norm,
+        .normed = params->normed,
+    };
+    if (!cuda_has_unfused_scratch(cuda, params->num_tokens, params->intermediate_size)) {
+        return;
+    }
+    launch(cuda, &product);
+    cuda_silu_mul(cuda, cuda->scratch, params->gate_bias, params->up_bias, params->d,
+                  params->num_tokens, params->intermediate_size);
+}
+
 void cuda_small_mlp(struct backend_cuda *cuda, const struct mlp_params *params)
 {
+    if (cuda_is_without(cuda, IMBREX_ABLATE_MLP)) {
+        mlp_unfused(cuda, params);
+        return;
+    }
     struct small_product product = {
         .params = {.weight = params->gate.elements,
                    .a = params->hidden,

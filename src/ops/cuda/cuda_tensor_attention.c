@@ -27,6 +27,13 @@ static const struct tensor_choice *choose(int32_t head_dim)
     return NULL;
 }
 
+bool cuda_tensor_attend_takes(const struct backend_cuda *cuda, int32_t head_dim)
+{
+    const struct tensor_choice *choice = choose(head_dim);
+    return choice != NULL &&
+           choice->shared_bytes + OP_KERNEL_STATIC_BYTES <= cuda->device->max_shared_bytes;
+}
+
 void cuda_tensor_attend(struct backend_cuda *cuda, const struct attend_params *params)
 {
     const struct kv_view *kv = &params->kv;

@@ -444,6 +444,12 @@ enum imbrex_status device_cuda_create(int32_t device_idx, struct device **device
     return status;
 }
 
+enum imbrex_status device_cuda_tune(struct device *device, const struct device_choice *choice,
+                                    const struct log *log, struct imbrex_error *err)
+{
+    return tune_load(cuda_of(device)->kernels, choice->tuned, choice->tuned_is_optional, log, err);
+}
+
 struct imbrex_device *device_cuda_kernels(struct device *device)
 {
     return cuda_of(device)->kernels;

@@ -9,6 +9,13 @@
 
 struct tile_machine cuda_device_machine(const struct imbrex_device *device);
 
+/* The plan among the kernels [begin, end): a tuned one, else one that the library was measured
+ * with, else that of the cost model. */
+enum imbrex_status cuda_device_choose(const struct imbrex_device *device,
+                                      const struct tile_problem *problem, int32_t begin,
+                                      int32_t end, struct tile_plan *plan,
+                                      struct imbrex_error *err);
+
 /* Public numbers to those of the table and back. INVALID_ARGUMENT for an op or variant that does
  * not exist. */
 enum imbrex_status kernel_shape_problem(const struct imbrex_kernel_shape *shape,

@@ -9,6 +9,7 @@
 
 #include "ops/cuda/backend_cuda.h"
 #include "ops/cuda/gemm_launch.h"
+#include "ops/cuda/gemm_mma_launch.h"
 #include "ops/cuda/kernels/gemm_residual_params.h"
 #include "ops/cuda/matrix_map.h"
 
@@ -177,12 +178,10 @@ static bool find_measured(const struct backend_cuda *cuda, const struct residual
     struct tile_problem problem = {
         .form = TILE_FORM_PLAIN, .m = product->m, .columns = product->n, .k = product->k};
     int32_t begin, end;
-    size_t num_rows;
-    const struct tile_measurement *table = tile_measured_table(&num_rows);
     struct tile_plan measured, modelled;
 
     kernel_table_range(IMBREX_KERNEL_OP_GEMM, &begin, &end);
-    if (tile_choose_measured(&machine, &problem, table, num_rows, begin, end, &measured, NULL) !=
+    if (cuda_device_choose(cuda->device, &problem, begin, end, &measured, NULL) !=
             IMBREX_STATUS_OK ||
         tile_choose(&machine, &problem, begin, end, &modelled, NULL) != IMBREX_STATUS_OK) {
         return false;
@@ -349,10 +348,36 @@ static enum imbrex_status launch(struct backend_cuda *cuda, const struct residua
     return IMBREX_STATUS_OK;
 }
 
+/* Without splits: in the order of k alone. */
+static enum imbrex_status launch_portable(struct backend_cuda *cuda,
+                                          const struct residual_product *product)
+{
+    struct tile_problem problem = {
+        .form = TILE_FORM_PLAIN, .m = product->m, .columns = product->n, .k = product->k};
+    struct gemm_mma_params params = {.a = product->a,
+                                     .b = product->b,
+                                     .bias = product->bias,
+                                     .d = product->d,
+                                     .a_stride = product->k,
+                                     .b_stride = product->k,
+                                     .d_stride = product->n,
+                                     .m = product->m,
+                                     .n = product->n,
+                                     .k = product->k,
+                                     .end = product->adds ? GEMM_MMA_ADD_F32 : GEMM_MMA_STORE_F32};
+    struct tile_plan plan;
+    int32_t begin, end;
+
+    kernel_table_range(IMBREX_KERNEL_OP_GEMM, &begin, &end);
+    TRY(cuda_device_choose(cuda->device, &problem, begin, end, &plan, &cuda->error));
+    return gemm_mma_launch(cuda->device, &plan, &params, cuda->stream, &cuda->error);
+}
+
 void cuda_gemm_residual(struct backend_cuda *cuda, const struct residual_product *product,
                         const struct residual_plan *plan)
 {
     if (cuda->status == IMBREX_STATUS_OK && product->m > 0) {
-        cuda_keep(cuda, launch(cuda, product, plan));
+        cuda_keep(cuda, cuda->device->is_portable ? launch_portable(cuda, product)
+                                                  : launch(cuda, product, plan));
     }
 }

@@ -35,7 +35,8 @@ struct residual_choice {
 
 /* Asynchronous on the backend's stream. Without a plan the one that is expected to be the fastest:
  * k is split only where the result is added, and not in batch-invariant mode. Where it is not
- * split, a row's bits depend neither on m, nor on the rows beside it, nor on the plan. */
+ * split, a row's bits depend neither on m, nor on the rows beside it, nor on the plan. A portable
+ * device takes any n, splits nothing and looks at no plan. */
 void cuda_gemm_residual(struct backend_cuda *cuda, const struct residual_product *product,
                         const struct residual_plan *plan);
 

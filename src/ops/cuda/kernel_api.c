@@ -7,7 +7,29 @@ struct tile_machine cuda_device_machine(const struct imbrex_device *device)
     return (struct tile_machine){
         .num_sms = device->description.num_sms,
         .max_shared_bytes = device->max_shared_bytes,
+        .is_portable = device->is_portable,
     };
+}
+
+static enum imbrex_status choose_untuned(const struct tile_machine *machine,
+                                         const struct tile_problem *problem, int32_t begin,
+                                         int32_t end, struct tile_plan *plan,
+                                         struct imbrex_error *err)
+{
+    size_t num_rows;
+    const struct tile_measurement *rows = tile_measured_table(&num_rows);
+    return tile_choose_measured(machine, problem, rows, num_rows, begin, end, plan, err);
+}
+
+enum imbrex_status cuda_device_choose(const struct imbrex_device *device,
+                                      const struct tile_problem *problem, int32_t begin,
+                                      int32_t end, struct tile_plan *plan, struct imbrex_error *err)
+{
+    struct tile_machine machine = cuda_device_machine(device);
+
+    return tune_table_find_plan(device->tuned, &machine, problem, begin, end, plan)
+               ? IMBREX_STATUS_OK
+               : choose_untuned(&machine, problem, begin, end, plan, err);
 }
 
 int32_t imbrex_kernel_num_variants(enum imbrex_kernel_op op)
@@ -39,6 +61,7 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
         [TILE_SCHEDULE_pingpong] = "pingpong",
         [TILE_SCHEDULE_cooperative] = "cooperative",
         [TILE_SCHEDULE_gate_first] = "gate_first",
+        [TILE_SCHEDULE_multistage] = "multistage",
     };
     int32_t kernel_idx = 0;
 
@@ -47,11 +70,15 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
     *variant = (struct imbrex_kernel_variant){
         .name = kernel->name,
         .schedule = schedules[kernel->schedule],
-        .is_split = kernel->form == TILE_FORM_SPLIT && !kernel_serves(kernel, TILE_FORM_PAIR),
+        .is_split = (kernel->form == TILE_FORM_SPLIT && !kernel_serves(kernel, TILE_FORM_PAIR)) ||
+                    (kernel->form == TILE_FORM_GENERAL_SPLIT &&
+                     !kernel_serves(kernel, TILE_FORM_GENERAL_PAIR)),
+        .is_general = tile_form_is_general(kernel->form),
         .block_m = kernel->block_m,
         .block_n = kernel->block_n,
         .num_stages = kernel->num_stages,
         .shared_bytes = kernel->shared_bytes,
+        .is_portable = kernel->is_portable,
     };
     return IMBREX_STATUS_OK;
 }
@@ -65,9 +92,9 @@ enum imbrex_status kernel_shape_problem(const struct imbrex_kernel_shape *shape,
                          (int)shape->op);
     }
     *problem = (struct tile_problem){
-        .form = shape->op == IMBREX_KERNEL_OP_GEMM ? TILE_FORM_PLAIN
-                : shape->is_split                  ? TILE_FORM_SPLIT
-                                                   : TILE_FORM_PAIR,
+        .form = shape->op == IMBREX_KERNEL_OP_GEMM
+                    ? TILE_FORM_PLAIN
+                    : tile_fused_form(shape->is_split, shape->is_general),
         .m = shape->m,
         .columns = shape->n,
         .k = shape->k,
@@ -118,9 +145,9 @@ enum imbrex_status imbrex_kernel_choose(const struct imbrex_device *device,
     TRY(kernel_shape_problem(shape, &problem, err));
     kernel_table_range(shape->op, &begin, &end);
     if (variant_idx == IMBREX_KERNEL_ANY_VARIANT) {
-        size_t num_rows;
-        const struct tile_measurement *table = tile_measured_table(&num_rows);
-        TRY(tile_choose_measured(&machine, &problem, table, num_rows, begin, end, &tile, err));
+        TRY(cuda_device_choose(device, &problem, begin, end, &tile, err));
+    } else if (variant_idx == IMBREX_KERNEL_ANY_UNTUNED) {
+        TRY(choose_untuned(&machine, &problem, begin, end, &tile, err));
     } else {
         int32_t kernel_idx = 0;
         TRY(find_variant(shape->op, variant_idx, &kernel_idx, err));

@@ -22,26 +22,42 @@
     extern const unsigned char imbrex_kernels_##name##_end[] __attribute__((visibility("hidde" \
                                                                                        "n")));
 
+#define KERNEL_IMAGE_EMBED_PORTABLE(name) KERNEL_IMAGE_EMBED(name##_portable)
+
 KERNEL_IMAGE_LIST(KERNEL_IMAGE_EMBED)
+KERNEL_IMAGE_PORTABLE_LIST(KERNEL_IMAGE_EMBED_PORTABLE)
 
 struct embedded_image {
     const char *name;
-    const unsigned char *begin, *end;
+    const unsigned char *begin, *end; /* NULL: none */
 };
 
-static const struct embedded_image images[KERNEL_IMAGE_COUNT] = {
-#define KERNEL_IMAGE_ROW(name) {#name, imbrex_kernels_##name, imbrex_kernels_##name##_end},
+static const struct embedded_image hopper_images[KERNEL_IMAGE_COUNT] = {
+#define KERNEL_IMAGE_ROW(name) \
+    [KERNEL_IMAGE_##name] = {#name, imbrex_kernels_##name, imbrex_kernels_##name##_end},
     KERNEL_IMAGE_LIST(KERNEL_IMAGE_ROW)
 #undef KERNEL_IMAGE_ROW
 };
 
-const unsigned char *kernel_image_bytes(enum kernel_image image, size_t *num_bytes)
+static const struct embedded_image portable_images[KERNEL_IMAGE_COUNT] = {
+#define KERNEL_IMAGE_ROW(name) \
+    [KERNEL_IMAGE_##           \
+        name] = {#name, imbrex_kernels_##name##_portable, imbrex_kernels_##name##_portable_end},
+    KERNEL_IMAGE_PORTABLE_LIST(KERNEL_IMAGE_ROW)
+#undef KERNEL_IMAGE_ROW
+};
+
+const unsigned char *kernel_image_bytes(enum kernel_image image, bool is_portable,
+                                        size_t *num_bytes)
 {
-    *num_bytes = (size_t)(images[image].end - images[image].begin);
-    return images[image].begin;
+    const struct embedded_image *found =
+        is_portable ? &portable_images[image] : &hopper_images[image];
+    *num_bytes = (size_t)(found->end - found->begin);
+    return found->begin;
 }
 
 const char *kernel_image_name(enum kernel_image image)
 {
-    return images[image].name;
+    const char *name = hopper_images[image].name;
+    return name != NULL ? name : portable_images[image].name;
 }

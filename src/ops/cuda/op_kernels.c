@@ -15,3 +15,12 @@ const struct op_kernel_row *op_kernel_at(enum op_kernel kernel)
 {
     return &rows[kernel];
 }
+
+int32_t op_kernel_shared_bytes(enum op_kernel kernel, bool is_portable, int32_t max_shared_bytes)
+{
+    int32_t room = max_shared_bytes - OP_KERNEL_STATIC_BYTES, num_bytes = rows[kernel].shared_bytes;
+    if (is_portable && kernel == OP_KERNEL_sample_rows) {
+        return 0; /* there is no cluster whose shared memory would hold a row */
+    }
+    return is_portable && num_bytes > room ? room : num_bytes;
+}

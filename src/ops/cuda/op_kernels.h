@@ -5,11 +5,13 @@
 #ifndef IMBREX_OPS_CUDA_OP_KERNELS_H
 #define IMBREX_OPS_CUDA_OP_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "ops/cuda/kernel_image.h"
 #include "ops/cuda/kernels/decode_attention_params.h"
+#include "ops/cuda/kernels/gated_activation_params.h"
 #include "ops/cuda/kernels/gemm_qkv_params.h"
 #include "ops/cuda/kernels/gemm_residual_params.h"
 #include "ops/cuda/kernels/plain_params.h"
@@ -21,6 +23,7 @@
 /* X(symbol, image, params type, most dynamic shared bytes) */
 #define OP_KERNEL_LIST(X)        \
     ROW_KERNELS(X)               \
+    GATED_ACTIVATION_KERNELS(X)  \
     GEMM_QKV_KERNELS(X)          \
     GEMM_RESIDUAL_KERNELS(X)     \
     SMALL_KERNELS(X)             \
@@ -44,5 +47,11 @@ struct op_kernel_row {
 };
 
 const struct op_kernel_row *op_kernel_at(enum op_kernel kernel);
+/* The same as far as a thread block has it; of the portable kernels, which GPUs with little of it
+ * run too, less than on Hopper. */
+int32_t op_kernel_shared_bytes(enum op_kernel kernel, bool is_portable, int32_t max_shared_bytes);
+
+/* Beside the dynamic shared memory, what the kernels that use much of it have at most. */
+#define OP_KERNEL_STATIC_BYTES 1024
 
 #endif

@@ -67,14 +67,16 @@ enum imbrex_status tensor_map_add(struct tensor_map_cache *cache, const struct d
 {
     static const cuuint32_t element_strides[TENSOR_MAP_MAX_RANK] = {1, 1, 1, 1};
     struct tensor_map_entry *set = find_set(cache, key), *oldest = set;
-    CUtensorMap encoded;
+    CUtensorMap encoded = {.opaque = {0}};
 
-    TRY(DRIVER_CALL(
-        driver, err, tensor_map_encode_tiled, &encoded,
-        key->is_f32 != 0 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        key->rank, (void *)(uintptr_t)key->base, key->dims, key->strides, key->box, element_strides,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, (CUtensorMapSwizzle)key->swizzle,
-        (CUtensorMapL2promotion)key->l2_promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+    if (key->rank != 0) {
+        TRY(DRIVER_CALL(
+            driver, err, tensor_map_encode_tiled, &encoded,
+            key->is_f32 != 0 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            key->rank, (void *)(uintptr_t)key->base, key->dims, key->strides, key->box,
+            element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, (CUtensorMapSwizzle)key->swizzle,
+            (CUtensorMapL2promotion)key->l2_promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+    }
     for (int way = 1; way < TENSOR_MAP_WAYS; way++) {
         if (set[way].last_use < oldest->last_use) {
             oldest = &set[way];

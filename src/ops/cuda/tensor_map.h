@@ -21,8 +21,9 @@ struct tensor_map_key {
     uint64_t dims[TENSOR_MAP_MAX_RANK];        /* elements */
     uint64_t strides[TENSOR_MAP_MAX_RANK - 1]; /* bytes, of dimension 1 and up; multiples of 16 */
     uint32_t box[TENSOR_MAP_MAX_RANK];         /* elements that one copy moves */
-    uint32_t rank, swizzle, l2_promotion;      /* CUtensorMapSwizzle, CUtensorMapL2promotion */
-    uint32_t is_f32;                           /* 1: elements are fp32; 0: bf16 */
+    uint32_t rank; /* 0: nothing is encoded, being kept means that the memory was looked at */
+    uint32_t swizzle, l2_promotion; /* CUtensorMapSwizzle, CUtensorMapL2promotion */
+    uint32_t is_f32;                /* 1: elements are fp32; 0: bf16 */
 };
 
 struct tensor_map_entry {

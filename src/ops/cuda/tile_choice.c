@@ -56,6 +56,21 @@ static const struct schedule_cost schedule_costs[] = {
 /* Two limits that overlap but for the beginning and the end of each: the norm of this exponent. */
 #define OVERLAP_EXPONENT 6.4
 
+/* The portable kernels, of each step of 16 along k; fitted by hand to what one H200 took for the
+ * gate and up of Qwen2.5 0.5B and 7B (imbrex bench ops --portable --plans all). Others multiply at
+ * other rates, but what orders the tiles is how these clocks stand to each other. */
+#define PORTABLE_STEP_K 16
+#define PORTABLE_STEP_CLOCKS 40.0
+#define PORTABLE_MACS_PER_CLOCK 906.0
+/* Of a tile while no other is on the SM: 8 warps are enough to keep it busy. */
+#define PORTABLE_ALONE 1.2
+#define PORTABLE_ALONE_CLOCKS 30.0
+/* Of each result; twice where no other tile on the SM hides it. */
+#define PORTABLE_ELEMENT_CLOCKS 0.18
+#define PORTABLE_SHARED_THREADS 128 /* a thread block of more has the SM for itself */
+/* Sizes are counted up to the next tile and stage in 32 bits. */
+#define PORTABLE_MAX_SIDE (INT32_MAX - 1024)
+
 /* Clusters that are tried. */
 static const struct {
     int32_t m, n;
@@ -133,6 +148,48 @@ static enum imbrex_status check_numbers(const struct tile_plan *plan, struct imb
     return IMBREX_STATUS_OK;
 }
 
+/* What the two kinds of kernels ask for: the copy engine, or the absence of clusters. */
+static enum imbrex_status check_kind(const struct tile_machine *machine,
+                                     const struct kernel_variant *kernel,
+                                     const struct tile_problem *problem,
+                                     const struct tile_plan *plan, struct imbrex_error *err)
+{
+    if (!kernel->is_portable) {
+        if (machine->is_portable) {
+            return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                             "%s: needs compute capability 9.0, whose matrix instructions no other "
+                             "has, and a device that was not opened for portable kernels",
+                             kernel->name);
+        }
+        /* Measured on an H200: of a row whose end lies inside a piece the copy engine overwrites
+         * what follows, up to the end of the piece. Reading, it fills up with zeros from the end of
+         * the row on. */
+        if (problem->columns % TILE_STORE_COLUMNS != 0) {
+            return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                             "%s: expected a multiple of %d as n, because the copy engine stores "
+                             "whole pieces of 16 bytes, found %d",
+                             kernel->name, TILE_STORE_COLUMNS, (int)problem->columns);
+        }
+        return IMBREX_STATUS_OK;
+    }
+    if (plan->cluster_m != 1 || plan->cluster_n != 1 || plan->num_tiles_n != 0) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: has no clusters, which need compute capability 9.0, and tiles of "
+                         "one width: expected clusters of 1 x 1 and num_tiles_n 0, found %d x %d "
+                         "and %d",
+                         kernel->name, (int)plan->cluster_m, (int)plan->cluster_n,
+                         (int)plan->num_tiles_n);
+    }
+    if (problem->m > PORTABLE_MAX_SIDE || problem->columns > PORTABLE_MAX_SIDE ||
+        problem->k > PORTABLE_MAX_SIDE) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: expected sides of at most %d, found m %d, n %d, k %d", kernel->name,
+                         PORTABLE_MAX_SIDE, (int)problem->m, (int)problem->columns,
+                         (int)problem->k);
+    }
+    return IMBREX_STATUS_OK;
+}
+
 enum imbrex_status tile_check(const struct tile_machine *machine,
                               const struct tile_problem *problem, const struct tile_plan *plan,
                               struct imbrex_error *err)
@@ -150,19 +207,13 @@ enum imbrex_status tile_check(const struct tile_machine *machine,
             [TILE_FORM_PAIR] = "one view of gate and up",
             [TILE_FORM_SPLIT] = "gate and up apart",
             [TILE_FORM_PLAIN] = "one matrix of weights",
+            [TILE_FORM_GENERAL_PAIR] = "one view of gate and up for any gating",
+            [TILE_FORM_GENERAL_SPLIT] = "gate and up apart for any gating",
         };
         return error_set(err, IMBREX_STATUS_UNSUPPORTED, "%s: reads %s, the shape has %s",
                          kernel->name, forms[kernel->form], forms[problem->form]);
     }
-    /* Measured on an H200: of a row whose end lies inside a piece the copy engine overwrites what
-     * follows, up to the end of the piece. Reading, it fills up with zeros from the end of the row
-     * on. */
-    if (problem->columns % TILE_STORE_COLUMNS != 0) {
-        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                         "%s: expected a multiple of %d as n, because the copy engine stores whole "
-                         "pieces of 16 bytes, found %d",
-                         kernel->name, TILE_STORE_COLUMNS, (int)problem->columns);
-    }
+    TRY(check_kind(machine, kernel, problem, plan, err));
     if (kernel->shared_bytes > machine->max_shared_bytes) {
         return error_set(err, IMBREX_STATUS_UNSUPPORTED,
                          "%s: its %d stages take %d bytes of shared memory, a thread block of this "
@@ -175,6 +226,11 @@ enum imbrex_status tile_check(const struct tile_machine *machine,
                          "%s: a cluster of %d x %d tiles needs as many SMs, this GPU has %d",
                          kernel->name, (int)plan->cluster_m, (int)plan->cluster_n,
                          (int)machine->num_sms);
+    }
+    if (plan->num_tiles_n != 0 && tile_form_is_general(kernel->form)) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "%s: has tiles of one width alone: expected 0 as num_tiles_n, found %d",
+                         kernel->name, (int)plan->num_tiles_n);
     }
     int64_t least_tiles, most_tiles;
     tile_count_range(kernel, problem, &least_tiles, &most_tiles);
@@ -232,10 +288,42 @@ static double tile_clocks(const struct kernel_variant *kernel, const struct tile
            schedule->tile_element * num_elements + CLUSTER_TILE_CLOCKS * num_neighbours;
 }
 
+/* Clocks in which the memory brings and takes what it has to. */
+static double memory_clocks_of(const struct tile_problem *problem)
+{
+    double m = problem->m, columns = problem->columns, k = problem->k;
+    double weight_rows = problem->form == TILE_FORM_PLAIN ? columns : 2.0 * columns;
+    return (m * k + weight_rows * k + m * columns) * BF16_BYTES / MEMORY_BYTES_PER_CLOCK;
+}
+
+/* Tiles are dealt out as SMs become free, and those on one SM share it. */
+static double portable_cost_us(const struct tile_machine *machine,
+                               const struct tile_problem *problem, const struct tile_plan *plan,
+                               const struct kernel_variant *kernel)
+{
+    struct tile_grid grid = tile_grid_of(machine, problem, plan);
+    double num_steps = (double)divide_up(problem->k, PORTABLE_STEP_K);
+    double step =
+        (double)kernel->block_m * kernel->block_n * PORTABLE_STEP_K / PORTABLE_MACS_PER_CLOCK +
+        PORTABLE_STEP_CLOCKS;
+    double alone = PORTABLE_ALONE * step + PORTABLE_ALONE_CLOCKS;
+    double end = PORTABLE_ELEMENT_CLOCKS * kernel->block_m * tile_columns(kernel);
+    if (kernel->num_threads > PORTABLE_SHARED_THREADS) {
+        alone = step;
+        end *= 2.0;
+    }
+    double num_tiles = (double)divide_up(grid.num_blocks_m * grid.num_blocks_n, machine->num_sms);
+    double clocks = num_steps * (alone + (num_tiles - 1.0) * step) + num_tiles * end;
+    return (LAUNCH_CLOCKS + overlapped(clocks, memory_clocks_of(problem))) / CLOCK_MHZ;
+}
+
 double tile_cost_us(const struct tile_machine *machine, const struct tile_problem *problem,
                     const struct tile_plan *plan)
 {
     const struct kernel_variant *kernel = kernel_table_at(plan->kernel_idx);
+    if (kernel->is_portable) {
+        return portable_cost_us(machine, problem, plan, kernel);
+    }
     const struct schedule_cost *schedule = &schedule_costs[kernel->schedule];
     struct tile_grid grid = tile_grid_of(machine, problem, plan);
     double num_neighbours = plan->cluster_m * plan->cluster_n - 1;
@@ -254,11 +342,7 @@ double tile_cost_us(const struct tile_machine *machine, const struct tile_proble
             (double)num_wide_waves * wide + (double)(grid.num_waves - num_wide_waves) * narrow;
     }
 
-    double m = problem->m, columns = problem->columns, k = problem->k;
-    double weight_rows = problem->form == TILE_FORM_PLAIN ? columns : 2.0 * columns;
-    double memory_clocks =
-        (m * k + weight_rows * k + m * columns) * BF16_BYTES / MEMORY_BYTES_PER_CLOCK;
-    return (fixed_clocks + overlapped(wave_clocks, memory_clocks)) / CLOCK_MHZ;
+    return (fixed_clocks + overlapped(wave_clocks, memory_clocks_of(problem))) / CLOCK_MHZ;
 }
 
 /* Narrower tiles, as many as the waves have room for that all wide ones take anyway. 0: no use. */
@@ -296,14 +380,17 @@ enum imbrex_status tile_choose(const struct tile_machine *machine,
 
     for (int32_t kernel_idx = begin; kernel_idx < end; kernel_idx++) {
         const struct kernel_variant *kernel = kernel_table_at(kernel_idx);
-        /* Not a reason to report, unless it is the only one. gate_first runs where it is asked for
-         * or was measured: by cost it always loses, since it reads A twice. */
-        if (end - begin > 1 &&
-            (kernel->form != problem->form || kernel->schedule == TILE_SCHEDULE_gate_first)) {
+        /* Not a reason to report, unless it is the only one. A GPU that has kernels of its own does
+         * without the portable ones, unless they are asked for; gate_first runs where it is asked
+         * for or was measured: by cost it always loses, since it reads A twice. */
+        if (end - begin > 1 && (!kernel_serves(kernel, problem->form) ||
+                                kernel->schedule == TILE_SCHEDULE_gate_first ||
+                                kernel->is_portable != machine->is_portable)) {
             continue;
         }
         /* Each cluster with wide tiles alone, then with as many narrower ones as fit. */
-        for (size_t i = 0; i < 2 * sizeof(cluster_shapes) / sizeof(cluster_shapes[0]); i++) {
+        size_t num_clusters = sizeof(cluster_shapes) / sizeof(cluster_shapes[0]);
+        for (size_t i = 0; i < (kernel->is_portable ? 1 : 2 * num_clusters); i++) {
             struct tile_plan candidate = {
                 .kernel_idx = kernel_idx,
                 .cluster_m = cluster_shapes[i / 2].m,
@@ -313,6 +400,9 @@ enum imbrex_status tile_choose(const struct tile_machine *machine,
             enum imbrex_status checked = tile_check(machine, problem, &candidate, &reason);
             if (checked != IMBREX_STATUS_OK) {
                 status = checked;
+                continue;
+            }
+            if (i % 2 == 1 && tile_form_is_general(kernel->form)) {
                 continue;
             }
             if (i % 2 == 1) {

@@ -21,6 +21,7 @@
 struct tile_machine {
     int32_t num_sms;
     int32_t max_shared_bytes; /* of a thread block */
+    bool is_portable;         /* runs the portable kernels alone */
 };
 
 /* D[m, columns] over k. */

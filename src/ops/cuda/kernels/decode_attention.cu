@@ -7,6 +7,10 @@
  *   values    V0 |            V1 ->|            next item's -> |
  *   warp         | S, softmax, P·V | S, softmax, P·V | merge   | S, softmax, ...
  *
+ * The kernel ahead writes the queries, and one key and value of each sequence. Lengths and tables
+ * were there before the step began, all other keys and values before it too: what a warp begins
+ * with is loaded while that kernel still runs, unless it holds the newest key.
+ *
  * Everything is computed transposed, so that the query heads of a group are the 8 columns of a
  * tile and not 16 rows: Sᵀ = K · Qᵀ, Oᵀ = Vᵀ · Pᵀ. Which element of a head stands at which k of the
  * first product does not matter as long as both sides agree, nor which column of V is which row of
@@ -373,23 +377,31 @@ static __device__ __forceinline__ bool find_item(const decode_params &params,
     return exists;
 }
 
-/* Turns to the item that was found, if it exists: all but keys and values. */
+/* Turns to the item that was found, if it exists: what it reads, and where. */
 template <int N_TILES, int HEAD_DIM>
-static __device__ __forceinline__ void take_item(
+static __device__ __forceinline__ void take_run(
     const decode_params &params, const struct decode_shared<N_TILES, HEAD_DIM> *shared,
     int32_t count, bool exists, struct decode_work<N_TILES, HEAD_DIM> &work)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     work.run = shared->runs[warp];
-    if (!exists) {
-        return;
+    if (exists) {
+        const struct decode_item *item = &shared->items[warp][count % 4];
+        work.entry = shared->entries[warp][lane];
+        work.seq = item->seq;
+        work.keys_offset = item->column % params.num_kv_heads * ATTENTION_BLOCK_SIZE * HEAD_DIM * 2;
     }
+}
+
+template <int N_TILES, int HEAD_DIM>
+static __device__ __forceinline__ void load_queries(
+    const decode_params &params, const struct decode_shared<N_TILES, HEAD_DIM> *shared,
+    int32_t count, struct decode_work<N_TILES, HEAD_DIM> &work)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const struct decode_item *item = &shared->items[warp][count % 4];
     int32_t kv_head = item->column % params.num_kv_heads;
     int32_t first_head = item->column / params.num_kv_heads * N_TILES * 8; /* of the group */
-    work.entry = shared->entries[warp][lane];
-    work.seq = item->seq;
-    work.keys_offset = kv_head * ATTENTION_BLOCK_SIZE * HEAD_DIM * 2;
     const uint16_t *q = (const uint16_t *)params.qkv +
                         ((int64_t)item->token * (params.num_heads + 2 * params.num_kv_heads) +
                          kv_head * params.group_heads) *
@@ -444,6 +456,22 @@ static __device__ __forceinline__ void load_step_values(
     }
 }
 
+/* Asks for the second step of a run, of blocks before end, so that it is in L2 when it is loaded:
+ * there are registers for the first one only. */
+template <int N_TILES, int HEAD_DIM>
+static __device__ __forceinline__ void prefetch_step(
+    const decode_params &params, int32_t end, const struct decode_work<N_TILES, HEAD_DIM> &work)
+{
+    constexpr int BLOCKS = decode_step<HEAD_DIM>::BLOCKS;
+    int lane = threadIdx.x % 32;
+    if (lane >= BLOCKS && lane < 2 * BLOCKS && work.run.begin + lane < end) {
+        const unsigned char *keys =
+            params.keys + work.keys_offset + work.entry * params.block_bytes;
+        prefetch_to_l2(keys, ATTENTION_BLOCK_SIZE * HEAD_DIM * 2);
+        prefetch_to_l2(keys + params.value_bytes, ATTENTION_BLOCK_SIZE * HEAD_DIM * 2);
+    }
+}
+
 /* Computes the item at hand, of which the first step is loaded or has no keys, and loads the first
  * step of the next. */
 template <int N_TILES, int HEAD_DIM>
@@ -469,7 +497,10 @@ static __device__ __forceinline__ void walk(const decode_params &params,
         block += BLOCKS;
         is_last = block >= work.run.end;
         if (is_last) {
-            take_item<N_TILES, HEAD_DIM>(params, shared, count + 1, has_next, work);
+            take_run<N_TILES, HEAD_DIM>(params, shared, count + 1, has_next, work);
+            if (has_next) {
+                load_queries<N_TILES, HEAD_DIM>(params, shared, count + 1, work);
+            }
             block = work.run.begin;
         }
         bool is_more = block < work.run.end;
@@ -695,13 +726,23 @@ static __device__ __forceinline__ void attend(const decode_params &params)
     }
     __syncthreads();
     cluster_arrive();
-    grid_wait_for_previous();
     grid_release_next();
     if (!find_item<N_TILES, HEAD_DIM>(params, queue, 0, shared)) {
-        return; /* as the whole cluster does */
+        grid_wait_for_previous(); /* the next kernel counts on it */
+        return;                   /* as the whole cluster does */
     }
-    take_item<N_TILES, HEAD_DIM>(params, shared, 0, true, work);
-    if (work.run.begin < work.run.end) {
+    take_run<N_TILES, HEAD_DIM>(params, shared, 0, true, work);
+    bool has_keys = work.run.begin < work.run.end;
+    int32_t newest = (shared->items[threadIdx.x / 32][0].high - 1) / ATTENTION_BLOCK_SIZE;
+    bool is_early = work.run.begin + decode_step<HEAD_DIM>::BLOCKS <= newest;
+    if (has_keys && is_early) {
+        load_step_keys<N_TILES, HEAD_DIM>(params, work.run.begin, work, base);
+        load_step_values<N_TILES, HEAD_DIM>(params, work, base);
+        prefetch_step<N_TILES, HEAD_DIM>(params, min(work.run.end, newest), work);
+    }
+    grid_wait_for_previous();
+    load_queries<N_TILES, HEAD_DIM>(params, shared, 0, work);
+    if (has_keys && !is_early) {
         load_step_keys<N_TILES, HEAD_DIM>(params, work.run.begin, work, base);
         load_step_values<N_TILES, HEAD_DIM>(params, work, base);
     }
@@ -746,8 +787,8 @@ extern "C" __global__ void __launch_bounds__(128)
 {
     int32_t head = blockIdx.x, seq = blockIdx.y;
     int column = threadIdx.x, head_dim = blockDim.x;
-    grid_wait_for_previous();
     grid_release_next();
+    grid_wait_for_previous();
     int64_t place = ((int64_t)seq * params.num_heads + head) * params.max_parts;
     const float *extremes = params.extremes + place * 2;
     const float *accums = params.accums + place * head_dim + column;

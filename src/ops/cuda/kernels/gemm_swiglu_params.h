@@ -20,23 +20,28 @@
  * wide tiles, d_rest_narrow for narrow ones; a map that no tile uses is zeroed (rest == 0; fewer
  * than 64 output columns). L2 promotion: 256B for a, b, up; none for the others. Every base is
  * 16-byte aligned and every stride a multiple of 16 bytes below 2^40 (limits of the copy engine),
- * else no variant is legal.
+ * else no variant is legal. The general forms have the maps of pair and split.
  *
  * pair: gate and up rows come interleaved by 8 out of one view of both matrices. pair_stride is the
  * distance between the first rows of the two, and b starts at the one with the lower address. So it
  * serves [gate;up] (pair_stride = I * ldb * 2), [up;gate] (the same, up_first = 1) and two separate
  * pointers (their difference). It needs I % 8 == 0, equal row strides and a pair_stride below 2^40;
- * where these fail the split form is left.
+ * where these fail the split form is left. Where the two are interleaved by r = 1 or 8 rows of one
+ * matrix, pair_stride is r * ldb * 2, the stride of a row ldb * 2 (r = 8) or twice that (r = 1),
+ * and that of 8 rows 32 * ldb.
  *
  * Two widths: of the tiles along n the first num_wide are block_n wide, those after them block_n -
  * 16, so that the number of tiles can fill the last wave at any width on average. All uniform:
- * num_wide at least the number of tiles. Together they must cover the columns of D.
+ * num_wide at least the number of tiles; so always in the general forms. Together they must cover
+ * the columns of D.
  */
 #ifndef IMBREX_OPS_CUDA_KERNELS_GEMM_SWIGLU_PARAMS_H
 #define IMBREX_OPS_CUDA_KERNELS_GEMM_SWIGLU_PARAMS_H
 
 #include <cuda.h>
 #include <stdint.h>
+
+#include "ops/cuda/kernels/gating_params.h"
 
 struct gemm_tile_params {
     CUtensorMap a;
@@ -45,7 +50,7 @@ struct gemm_tile_params {
     CUtensorMap d;
     CUtensorMap d_rest;
     CUtensorMap d_rest_narrow;
-    const float *bias;    /* [N], plain only; NULL: none */
+    const float *bias;    /* [N], of B, in the general forms of gate; NULL: none */
     int32_t num_k_blocks; /* ceil(K / 64), at least 1 */
     int32_t num_blocks_m; /* ceil(M / (block_m * cluster_m)): blocks of a whole cluster */
     int32_t num_blocks_n; /* ceil(tiles along n / cluster_n) */
@@ -57,7 +62,12 @@ struct gemm_tile_params {
     int32_t cluster_n;
     int32_t weights_settled; /* 1: no running grid writes B, so it is read early */
     int32_t num_early;       /* k-blocks of the first weights that then are asked for ahead of A */
+    /* General forms alone, from here on. */
+    int32_t bias_step;       /* values from one bias of gate, or of up, to the next: 1 or 2 */
+    const float *up_bias;    /* [I] or NULL */
+    int32_t bias_group_step; /* values from 8 biases to the next 8: 8 or 16 */
     int32_t reserved;
+    struct gating_params gating;
 };
 
 /* Launch rule. Threads: GEMM_TILE_THREADS. Cluster: (cluster_m * cluster_n, 1, 1), each 1, 2 or 4,

@@ -76,6 +76,23 @@
     X(gate_first, 128, 160, 7, 2)          \
     X(gate_first, 128, 192, 6, 2)
 
+/* gemm_swiglu_bf16_sm90_general_..., fatbin gemm_swiglu_general: biases, and gating that is not
+ * SiLU in exact rounding. Their epilogue is long, and every start of a kernel waits for its code to
+ * come: so they compute no narrow tiles, whose code would be another one. */
+#define GEMM_SWIGLU_GENERAL_VARIANTS(X) \
+    X(pingpong, 64, 128, 8, 2)          \
+    X(pingpong, 128, 128, 6, 2)         \
+    X(pingpong, 128, 192, 4, 2)         \
+    X(cooperative, 128, 144, 5, 2)      \
+    X(cooperative, 128, 256, 4, 2)      \
+    X(cooperative, 256, 192, 3, 2)
+
+/* gemm_swiglu_bf16_sm90_general_split_..., fatbin gemm_swiglu_general_split. */
+#define GEMM_SWIGLU_GENERAL_SPLIT_VARIANTS(X) \
+    X(pingpong, 64, 128, 8, 2)                \
+    X(pingpong, 128, 160, 5, 2)               \
+    X(cooperative, 128, 256, 4, 2)
+
 /* gemm_bf16_sm90_plain_..., fatbin gemm. */
 #define GEMM_VARIANTS(X)           \
     X(pingpong, 64, 64, 8, 2)      \

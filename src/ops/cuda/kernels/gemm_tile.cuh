@@ -21,12 +21,13 @@
 #ifndef IMBREX_OPS_CUDA_KERNELS_GEMM_TILE_CUH
 #define IMBREX_OPS_CUDA_KERNELS_GEMM_TILE_CUH
 
+#include "ops/cuda/kernels/gating.cuh"
 #include "ops/cuda/kernels/gemm_swiglu_params.h"
 #include "ops/cuda/kernels/ptx.cuh"
 
 /* Template arguments, spelled as the variants list spells them. */
 enum gemm_tile_schedule { pingpong, cooperative };
-enum gemm_tile_form { pair, split, plain };
+enum gemm_tile_form { pair, split, plain, general_pair, general_split };
 
 enum {
     THREADS_OF_GROUP = 128,
@@ -34,7 +35,23 @@ enum {
     SWIZZLE_ATOM_BYTES = 1024, /* 8 rows of 128 bytes; boxes in shared memory align to it */
     ROW_BYTES = GEMM_TILE_BLOCK_K * 2,
     CHUNK_COLUMNS = 64,
+    GATING_COLUMNS = 32,
 };
+
+/* Weights that come as those of the form pair, or split: the general forms differ from them in what
+ * they make of the accumulators alone. */
+__host__ __device__ constexpr bool is_pair(int form)
+{
+    return form == pair || form == general_pair;
+}
+__host__ __device__ constexpr bool is_split(int form)
+{
+    return form == split || form == general_split;
+}
+__host__ __device__ constexpr bool is_general(int form)
+{
+    return form == general_pair || form == general_split;
+}
 
 /* Named barriers; 0 is that of __syncthreads. */
 enum { BARRIER_TURN = 1 };
@@ -86,7 +103,7 @@ __device__ __forceinline__ void load_b(const struct gemm_tile_params &p, uint32_
 {
     constexpr int PIECE_BYTES = 16 * ROW_BYTES;
     const int piece = tile_piece + first_piece;
-    if constexpr (FORM == pair) {
+    if constexpr (is_pair(FORM)) {
         const uint32_t b = b_block + first_piece * PIECE_BYTES;
         if (p.cluster_m > 1)
             tensor_load_4d_multicast(b, &p.b, barrier, k, piece, mask);
@@ -226,7 +243,7 @@ __device__ __forceinline__ void finish_group(const float (&accum)[HALVES][WIDTH]
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int k = (FORM == pair ? 8 : 4) * group + 2 * i;
+        const int k = (is_pair(FORM) ? 8 : 4) * group + 2 * i;
         float result[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
@@ -234,7 +251,7 @@ __device__ __forceinline__ void finish_group(const float (&accum)[HALVES][WIDTH]
             if constexpr (FORM == plain) {
                 result[j] = x;
             } else {
-                const float y = FORM == pair ? accum[0][k + 4 + j] : accum[HALVES - 1][k + j];
+                const float y = is_pair(FORM) ? accum[0][k + 4 + j] : accum[HALVES - 1][k + j];
                 const bool swapped = FORM == pair && up_first;
                 result[j] = swiglu(swapped ? y : x, swapped ? x : y);
             }
@@ -262,6 +279,69 @@ __device__ __forceinline__ void add_bias(float (&accum)[WIDTH], const float *bia
     }
 }
 
+/* values[4 g + i]: row r (i / 2: r + 8) and column 8 g + threadIdx.x % 4 * 2 + i % 2 of what begins
+ * at column0, a multiple of 8 like the number of columns. */
+template <int COUNT>
+__device__ __forceinline__ void add_gating_bias(const struct gemm_tile_params &p, const float *bias,
+                                                float (&values)[COUNT], int column0)
+{
+    const int columns_left = p.num_columns - column0;
+    bias += column0 / 8 * p.bias_group_step + threadIdx.x % 4 * 2 * p.bias_step;
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 4) {
+        const bool is_inside = 2 * i < columns_left;
+        const float first = is_inside ? __ldg(bias) : 0.0f;
+        const float second = is_inside ? __ldg(bias + p.bias_step) : 0.0f;
+        values[i] += first;
+        values[i + 1] += second;
+        values[i + 2] += first;
+        values[i + 3] += second;
+        bias += p.bias_group_step;
+    }
+}
+
+/* Output columns [FIRST + AT, FIRST + COLUMNS) of a general form, as finish_group has them: biases,
+ * gating and the products, GATING_COLUMNS at a time, for more are more than registers can hold. */
+template <int FORM, int FIRST, int COLUMNS, int AT, int HALVES, int WIDTH>
+__device__ __forceinline__ void finish_general(const struct gemm_tile_params &p,
+                                               const float (&accum)[HALVES][WIDTH], int column0,
+                                               uint32_t (&rows)[COLUMNS / 8][2])
+{
+    constexpr int COUNT = (COLUMNS - AT < GATING_COLUMNS ? COLUMNS - AT : GATING_COLUMNS) / 2;
+    const int column = column0 + FIRST + AT;
+    float gate[COUNT], up[COUNT];
+
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const int at = FORM == general_pair ? FIRST + AT + i / 4 * 8 + i % 4 : (FIRST + AT) / 2 + i;
+        gate[i] = accum[0][at];
+        up[i] = FORM == general_pair ? accum[0][at + 4] : accum[HALVES - 1][at];
+    }
+    if (FORM == general_pair && p.up_first != 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const float other = gate[i];
+            gate[i] = up[i];
+            up[i] = other;
+        }
+    }
+    if (p.bias != nullptr)
+        add_gating_bias(p, p.bias, gate, column);
+    if (p.up_bias != nullptr)
+        add_gating_bias(p, p.up_bias, up, column);
+    if (p.gating.is_unfused != 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            round_pair(gate[i], up[i]);
+    }
+    apply_gating(p.gating, gate, up);
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2)
+        rows[AT / 8 + i / 4][i / 2 % 2] = bf16x2_round(gate[i] * up[i], gate[i + 1] * up[i + 1]);
+    if constexpr (AT + GATING_COLUMNS < COLUMNS)
+        finish_general<FORM, FIRST, COLUMNS, AT + GATING_COLUMNS>(p, accum, column0, rows);
+}
+
 /* Columns [FIRST, FIRST + COLUMNS) of the 16 rows of a warp: registers, shared memory, copy engine.
  * Warps work alone: no barrier of the warpgroup stands in an epilogue. */
 template <int FORM, int FIRST, int COLUMNS, int HALVES, int WIDTH>
@@ -273,19 +353,25 @@ __device__ __forceinline__ void write_chunk(const struct gemm_tile_params &p,
     constexpr bool SWIZZLED = COLUMNS == 64 || COLUMNS == 32 || COLUMNS == 16;
     const uint32_t address = slot + chunk_offset<COLUMNS>(lane & 15, lane >> 4);
     const bool up_first = p.up_first != 0;
+    uint32_t rows[COLUMNS / 8][2]; /* of the groups of 8 columns */
 
+    if constexpr (is_general(FORM))
+        finish_general<FORM, FIRST, COLUMNS, 0>(p, accum, column0, rows);
 #pragma unroll
     for (int j = 0; j < COLUMNS / 16; j++) {
-        uint32_t first[2], second[2];
-        finish_group<FORM>(accum, FIRST / 8 + 2 * j, up_first, first);
-        finish_group<FORM>(accum, FIRST / 8 + 2 * j + 1, up_first, second);
-        const uint32_t tiles[4] = {first[0], first[1], second[0], second[1]};
+        if constexpr (!is_general(FORM)) {
+            finish_group<FORM>(accum, FIRST / 8 + 2 * j, up_first, rows[2 * j]);
+            finish_group<FORM>(accum, FIRST / 8 + 2 * j + 1, up_first, rows[2 * j + 1]);
+        }
+        const uint32_t tiles[4] = {rows[2 * j][0], rows[2 * j][1], rows[2 * j + 1][0],
+                                   rows[2 * j + 1][1]};
         matrix_store_x4(SWIZZLED ? address ^ j * 32 : address + j * 32, tiles);
     }
     if constexpr (COLUMNS % 16 != 0) {
-        uint32_t last[2];
-        finish_group<FORM>(accum, (FIRST + COLUMNS) / 8 - 1, up_first, last);
-        matrix_store_x2(slot + (lane & 15) * COLUMNS * 2 + (COLUMNS - 8) * 2, last[0], last[1]);
+        constexpr int LAST = COLUMNS / 8 - 1;
+        if constexpr (!is_general(FORM))
+            finish_group<FORM>(accum, FIRST / 8 + LAST, up_first, rows[LAST]);
+        matrix_store_x2(slot + (lane & 15) * COLUMNS * 2 + LAST * 16, rows[LAST][0], rows[LAST][1]);
     }
     fence_to_copy_engine();
     __syncwarp();
@@ -425,7 +511,7 @@ __device__ __forceinline__ void compute_tile(const struct gemm_tile_params &p, u
                                              int rank_n, uint32_t position)
 {
     constexpr int NUM_M = SCHEDULE == pingpong ? BLOCK_M / 64 : BLOCK_M / 128;
-    constexpr int HALVES = FORM == split ? 2 : 1;
+    constexpr int HALVES = is_split(FORM) ? 2 : 1;
     constexpr int COLUMNS = WIDTH / HALVES;
     constexpr int OUTPUTS = FORM == plain ? WIDTH : WIDTH / 2;
     constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
@@ -486,7 +572,7 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
     }
 
     for (int block = first_block; block < p.num_blocks_m * p.num_blocks_n; block += block_step) {
-        if (tile_at<BLOCK_N>(p, block, rank_m, rank_n).n < p.num_wide)
+        if (is_general(FORM) || tile_at<BLOCK_N>(p, block, rank_m, rank_n).n < p.num_wide)
             compute_tile<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS, BLOCK_N>(
                 p, stages, self, block, rank_m, rank_n, position);
         else

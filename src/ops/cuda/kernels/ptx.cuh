@@ -15,37 +15,57 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 
 /* ---- clusters, grids, registers ------------------------------------------------------------- */
 
+/* Clusters and overlapping grids begin with compute capability 9.0. In code for less a CTA is the
+ * whole of its cluster, and no grid begins before the one ahead of it has ended. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define HAS_CLUSTERS 0
+#else
+#define HAS_CLUSTERS 1
+#endif
+
 /* "%cluster_ctarank" */
 __device__ __forceinline__ uint32_t cluster_cta_rank(void)
 {
-    uint32_t rank;
+    uint32_t rank = 0;
+#if HAS_CLUSTERS
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
     return rank;
 }
 
 /* "barrier.cluster", arrive (release) and wait (acquire) of all threads of a cluster. */
 __device__ __forceinline__ void cluster_sync(void)
 {
+#if HAS_CLUSTERS
     asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
 }
 
 /* "mapa": the address that the same variable has in another CTA of the cluster. */
 __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank)
 {
-    uint32_t mapped;
+    uint32_t mapped = address;
+#if HAS_CLUSTERS
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+#endif
     return mapped;
 }
 
 /* "griddepcontrol": no effect where the launch did not ask for programmatic serialization. */
 __device__ __forceinline__ void grid_wait_for_previous(void)
 {
+#if HAS_CLUSTERS
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void grid_release_next(void)
 {
+#if HAS_CLUSTERS
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /* "setmaxnreg" */
@@ -107,7 +127,9 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals)
 
 __device__ __forceinline__ void mbarrier_init_fence(void)
 {
+#if HAS_CLUSTERS
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void mbarrier_expect_bytes(uint32_t barrier, uint32_t bytes)
@@ -124,13 +146,18 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+#if HAS_CLUSTERS
+#define MBARRIER_WAIT "mbarrier.try_wait"
+#else
+#define MBARRIER_WAIT "mbarrier.test_wait"
+#endif
+
 /* "mbarrier.try_wait": returns when the phase of this parity is over. */
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{\n\t"
                  ".reg .pred done;\n"
-                 "again:\n\t"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+                 "again:\n\t" MBARRIER_WAIT ".parity.shared::cta.b64 done, [%0], %1;\n\t"
                  "@!done bra again;\n\t"
                  "}" ::"r"(barrier),
                  "r"(parity)
@@ -273,6 +300,21 @@ __device__ __forceinline__ float reciprocal_approx(float x)
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* "min", "max": NaN if either is. */
+__device__ __forceinline__ float min_nan(float x, float y)
+{
+    float z;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
+__device__ __forceinline__ float max_nan(float x, float y)
+{
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
 }
 
 /* Rounded to nearest even; low in the lower half. */

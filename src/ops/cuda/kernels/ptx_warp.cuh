@@ -46,6 +46,14 @@ __device__ __forceinline__ void load_once_16(uint32_t (&d)[4], const void *globa
                  : "memory");
 }
 
+/* "cp.async.bulk.prefetch": asks for bytes (multiple of 16, 16-byte aligned) without waiting; they
+ * are in L2 when they come. */
+__device__ __forceinline__ void prefetch_to_l2(const void *global, uint32_t num_bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(num_bytes)
+                 : "memory");
+}
+
 /* The same, not read but zeros if !is_there. */
 __device__ __forceinline__ void load_once_16_if(uint32_t (&d)[4], const void *global, bool is_there)
 {
@@ -74,16 +82,24 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier)
 /* "%cluster_nctarank"; 1 where the launch has no clusters. */
 __device__ __forceinline__ uint32_t cluster_num_ctas(void)
 {
-    uint32_t count;
+    uint32_t count = 1;
+#if HAS_CLUSTERS
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+#endif
     return count;
 }
+
+#if HAS_CLUSTERS
+#define LOAD_OF_CLUSTER "ld.shared::cluster"
+#else
+#define LOAD_OF_CLUSTER "ld.shared"
+#endif
 
 /* "ld.shared::cluster", an address from cluster_address. */
 __device__ __forceinline__ float4 cluster_load(uint32_t address)
 {
     float4 value;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+    asm volatile(LOAD_OF_CLUSTER ".v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
                  : "r"(address)
                  : "memory");

@@ -195,7 +195,29 @@ static __device__ uint64_t block_scan(struct sample_memory *memory, uint64_t val
 /* The same variable of another CTA of the cluster. */
 template <typename VALUE> static __device__ VALUE *of_cta(VALUE *variable, int32_t rank)
 {
+#if HAS_CLUSTERS
     return (VALUE *)__cluster_map_shared_rank(variable, (unsigned)rank);
+#else
+    (void)rank;
+    return variable;
+#endif
+}
+
+/* The two halves of a wait for all CTAs of the cluster to have begun. */
+static __device__ void tell_begun(void)
+{
+#if HAS_CLUSTERS
+    __cluster_barrier_arrive_relaxed();
+#endif
+}
+
+static __device__ void wait_begun(void)
+{
+#if HAS_CLUSTERS
+    __cluster_barrier_wait();
+#else
+    __syncthreads();
+#endif
 }
 
 /* Writes a value that all threads have to a variable of every CTA; seen after cluster_sync. */
@@ -1404,7 +1426,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     }
 
     /* Waited for before a CTA is told anything: by then it has begun. */
-    __cluster_barrier_arrive_relaxed();
+    tell_begun();
     grid_wait_for_previous();
     grid_release_next();
     if (threadIdx.x < sizeof(struct sample_row) / 4) {
@@ -1414,7 +1436,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     __syncthreads();
     const struct sample_row &row = memory.row;
     if (row.logits_row < 0) {
-        __cluster_barrier_wait();
+        wait_begun();
         return;
     }
     const float *logits =
@@ -1424,7 +1446,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     bool is_kept = is_changed || is_drawn || row.num_logprobs >= 0;
     bool is_wide = params.vocab_size % 4 == 0 && (uintptr_t)params.logits % 16 == 0;
     struct scan scan = scan_row(&chunk, logits, is_wide, is_kept);
-    __cluster_barrier_wait();
+    wait_begun();
     uint64_t best = share_best(&chunk, 0, &scan, is_kept);
     bool is_bad = best == BAD_KEY;
     struct sample_result result = {SAMPLE_BAD_LOGITS, 0.0f, 0};

@@ -29,8 +29,13 @@ struct sample_logprob {
 };
 
 /* A row of the grid is a cluster of SAMPLE_CLUSTER CTAs of SAMPLE_THREADS threads, each of which
- * has `chunk` ids: the CTA of rank r those of [r * chunk, (r + 1) * chunk) below num_ids. */
+ * has `chunk` ids: the CTA of rank r those of [r * chunk, (r + 1) * chunk) below num_ids. Before
+ * compute capability 9.0 there are no clusters: a row is one CTA, and its chunk in `work`. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define SAMPLE_CLUSTER 1
+#else
 #define SAMPLE_CLUSTER 8
+#endif
 #define SAMPLE_THREADS 512
 /* Of dynamic shared memory, for the chunk's logits. */
 #define SAMPLE_MAX_CHUNK_BYTES 196608

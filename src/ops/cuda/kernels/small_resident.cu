@@ -162,7 +162,7 @@ static __device__ __forceinline__ float4 sums_get(const unsigned char *sums, int
                                                   int num_pairs)
 {
     float4 total = make_float4(0, 0, 0, 0);
-    if constexpr (SINGLE) {
+    if (SINGLE && c == 0) {
         float2 parts[SMALL_WARPS];
 #pragma unroll
         for (int i = 0; i < SMALL_WARPS; i++) {
@@ -173,7 +173,7 @@ static __device__ __forceinline__ float4 sums_get(const unsigned char *sums, int
             total.x += parts[i].x;
             total.z += parts[i].y;
         }
-    } else if (c < num_pairs) {
+    } else if (!SINGLE && c < num_pairs) {
 #pragma unroll
         for (int i = 0; i < SMALL_WARPS; i++) {
             total = sum_of(total, ((const float4 *)sums)[(i * num_pairs + c) * 8 + g]);
@@ -204,7 +204,9 @@ static __device__ __forceinline__ void resident(const struct small_kernel_params
     int num_tiles = params.cta_tiles + (cta < params.extra_tiles);
     int tile_end = tile_begin + num_tiles;
     uint32_t ring_address = shared_address(ring);
-    /* full[set], told by each warp that its sums are there; empty[set], that they have been read */
+    /* Told by each lane that has put sums: full[set]; that has read them: empty[set]. */
+    bool has_sums = c < (SINGLE ? 1 : num_pairs);
+    int sum_lanes = 8 * (SINGLE ? 1 : num_pairs);
     uint32_t full = shared_address(barriers), empty = full + SMALL_RESIDENT_SUMS * 8;
 
     grid_release_next();
@@ -215,8 +217,8 @@ static __device__ __forceinline__ void resident(const struct small_kernel_params
         chunk_copy<OP>(params, cursor, num_chunks, tile_end, lane, ring_address + i * SLOT_BYTES);
     }
     if (threadIdx.x < SMALL_RESIDENT_SUMS) {
-        mbarrier_init(full + threadIdx.x * 8, SMALL_WARPS);
-        mbarrier_init(empty + threadIdx.x * 8, 1);
+        mbarrier_init(full + threadIdx.x * 8, SMALL_WARPS * sum_lanes);
+        mbarrier_init(empty + threadIdx.x * 8, sum_lanes);
         mbarrier_init_fence();
     }
 
@@ -280,8 +282,7 @@ static __device__ __forceinline__ void resident(const struct small_kernel_params
                 mbarrier_wait(empty + set * 8, set_parity ^ 1);
             }
             sums_put<SINGLE>(shared + set * set_bytes, warp, g, c, num_pairs, sums);
-            __syncwarp();
-            if (lane == 0) {
+            if (has_sums) {
                 mbarrier_arrive(full + set * 8);
             }
             if (++set == SMALL_RESIDENT_SUMS) {
@@ -294,8 +295,7 @@ static __device__ __forceinline__ void resident(const struct small_kernel_params
             int done_set = (i - 1) % SMALL_RESIDENT_SUMS;
             mbarrier_wait(full + done_set * 8, (i - 1) / SMALL_RESIDENT_SUMS & 1);
             float4 total = sums_get<SINGLE>(shared + done_set * set_bytes, g, c, num_pairs);
-            __syncwarp();
-            if (lane == 0) {
+            if (has_sums) {
                 mbarrier_arrive(empty + done_set * 8);
             }
             tile_finish<OP, COUNT>(operands, total);

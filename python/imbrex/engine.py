@@ -1,0 +1,575 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and engines: text and token ids in, text and token ids out.
+
+Threads: a Model and an Engine may be used by any number of threads at once. A Generation is
+iterated by one thread; `cancel` and `close` may come from any. The engine computes on the threads
+that wait for its tokens, one at a time, without Python's lock: while one thread waits, all requests
+of the engine move on.
+"""
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import logging
+import threading
+import time
+import weakref
+from ctypes import byref, c_bool, c_char_p, c_double, c_int32, c_size_t, c_void_p
+from types import TracebackType
+from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+
+from . import _abi
+from ._library import check, library
+from .errors import Error, Status
+
+__all__ = ["BUILTIN", "Choice", "Engine", "Generation", "Model", "ModelInfo", "Result",
+           "Sampling", "Token"]
+
+BUILTIN = "builtin:stories260K"
+_log = logging.getLogger("imbrex")
+_LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING)
+_INVARIANCE = {False: 0, True: 1, None: 2}
+_COMPUTE = {"auto": 0, "f32": 1, "bf16": 2}
+# How long a thread is inside the library before Python may handle a signal such as Ctrl-C.
+_POLL_NS = 50_000_000
+
+
+@_abi.LogFunction
+def _forward_log(_user: Any, level: int, message: bytes) -> None:
+    _log.log(_LOG_LEVELS[level], "%s", message.decode("utf-8", "replace"))
+
+
+def _int_array(values: Sequence[int], name: str) -> Any:
+    """A C array, of length 1 at least, so that it has an address."""
+    for value in values:
+        if not -2**31 <= value < 2**31:
+            raise Error(Status.INVALID_ARGUMENT, f"{name}: expected 32-bit integers, found {value}")
+    return (c_int32 * max(len(values), 1))(*values)
+
+
+def _text_bytes(text: str, name: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Error(Status.INVALID_ARGUMENT, f"{name}: {error}") from None
+
+
+def _c_text(text: Optional[str], name: str) -> Optional[bytes]:
+    """For parameters that end at a NUL."""
+    if text is None:
+        return None
+    if "\0" in text:
+        raise Error(Status.INVALID_ARGUMENT, f"{name}: expected no NUL, found one")
+    return _text_bytes(text, name)
+
+
+def _optional_text(value: Optional[bytes]) -> Optional[str]:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _set_fields(struct: ctypes.Structure, values: Mapping[str, Any]) -> None:
+    """Sets numbers; one that does not fit its field is refused instead of cut."""
+    types = {field[0]: field[1] for field in struct._fields_}
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            setattr(struct, name, value)
+        except TypeError as error:
+            raise Error(Status.INVALID_ARGUMENT, f"{name}: {error}") from None
+        if types[name] not in (c_bool, ctypes.c_float) and getattr(struct, name) != value:
+            raise Error(Status.INVALID_ARGUMENT, f"{name}: {value} is out of range")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    """What a checkpoint says about itself; the fields of `struct imbrex_model_info`."""
+
+    path: str
+    format: str
+    file_type: Optional[str]
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    num_parameters: int
+    weight_bytes: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Model:
+    """An opened checkpoint: configuration, mapped weights, tokenizer. Immutable; engines share it.
+
+    path: a Hugging Face folder, a GGUF file, "builtin:stories260K" (the default) or
+        "random:<shape>[:<seed>]". Its files must not change while the model is open.
+    Raises Error: NOT_FOUND, FORMAT or UNSUPPORTED, with the file and the field.
+    """
+
+    def __init__(self, path: str = BUILTIN) -> None:
+        self._handle = c_void_p()
+        self._lib = library()
+        options = self._lib.imbrex_model_options_default()
+        options.log = _forward_log
+        err = _abi.Error()
+        check(self._lib.imbrex_model_open(_c_text(str(path), "path"), byref(options),
+                                          byref(self._handle), byref(err)), err)
+        # After the last reference is gone, and after the engines that hold one.
+        self._finalizer = weakref.finalize(self, self._lib.imbrex_model_close, self._handle)
+
+    def describe(self) -> ModelInfo:
+        """What the checkpoint says."""
+        found = _abi.ModelInfo()
+        self._lib.imbrex_model_describe(self._handle, byref(found))
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(ModelInfo):
+            value = getattr(found, field.name)
+            values[field.name] = _optional_text(value) if isinstance(value, bytes) else value
+        values["eos_token_ids"] = tuple(found.eos_token_ids[:found.num_eos_token_ids])
+        return ModelInfo(**values)
+
+    def _tokenizer(self) -> c_void_p:
+        tokenizer = self._lib.imbrex_model_tokenizer(self._handle)
+        if not tokenizer:
+            raise Error(Status.NOT_FOUND, "tokenizer: the checkpoint has none")
+        return c_void_p(tokenizer)
+
+    def _take_ids(self, ids: Any, count: int) -> list[int]:
+        try:
+            return list(ids[:count])
+        finally:
+            self._lib.imbrex_free(ids)
+
+    def _take_text(self, text: c_void_p, num_bytes: int) -> str:
+        try:
+            return ctypes.string_at(text, num_bytes).decode("utf-8")
+        finally:
+            self._lib.imbrex_free(text)
+
+    def tokenize(self, text: str, *, add_special: bool = True,
+                 parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        add_special: apply the tokenizer's post-processor (begin and end tokens).
+        parse_special: special tokens written in the text become their ids.
+        """
+        flags = ((_abi.TOKENIZE_ADD_SPECIAL if add_special else 0) |
+                 (_abi.TOKENIZE_PARSE_SPECIAL if parse_special else 0))
+        encoded = _text_bytes(text, "text")
+        ids = ctypes.POINTER(c_int32)()
+        count = c_size_t()
+        err = _abi.Error()
+        check(self._lib.imbrex_tokenize(self._tokenizer(), encoded, len(encoded), flags,
+                                        byref(ids), byref(count), byref(err)), err)
+        return self._take_ids(ids, count.value)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of token ids; incomplete characters become U+FFFD."""
+        text = c_void_p()
+        num_bytes = c_size_t()
+        err = _abi.Error()
+        check(self._lib.imbrex_detokenize(
+            self._tokenizer(), _int_array(token_ids, "token_ids"), len(token_ids), skip_special,
+            byref(text), byref(num_bytes), byref(err)), err)
+        return self._take_text(text, num_bytes.value)
+
+    def _chat_options(self, tools: Optional[Sequence[Mapping[str, Any]]],
+                      template: Optional[str], add_generation_prompt: bool) -> Any:
+        options = self._lib.imbrex_chat_options_default()
+        options.tools_json = None if tools is None else json.dumps(list(tools)).encode()
+        options.chat_template = _c_text(template, "template")
+        options.add_generation_prompt = add_generation_prompt
+        options.now = int(time.time()) + time.localtime().tm_gmtoff
+        return options
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], *,
+                    tools: Optional[Sequence[Mapping[str, Any]]] = None,
+                    template: Optional[str] = None,
+                    add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation, by a chat template. What messages contain can never become
+        a special token.
+
+        messages: with a "role", a "content" and whatever else the template knows.
+        template: None: the checkpoint's own; "chatml", "llama3"; or the text of a Jinja template.
+        Raises Error: NOT_FOUND without a template, INVALID_ARGUMENT with the template's own words
+        if it refuses the conversation.
+        """
+        options = self._chat_options(tools, template, add_generation_prompt)
+        ids = ctypes.POINTER(c_int32)()
+        count = c_size_t()
+        err = _abi.Error()
+        check(self._lib.imbrex_chat_tokenize(
+            self._handle, json.dumps(list(messages)).encode(), byref(options), byref(ids),
+            byref(count), None, None, byref(err)), err)
+        return self._take_ids(ids, count.value)
+
+    def chat_end_token(self, *, tools: Optional[Sequence[Mapping[str, Any]]] = None,
+                       template: Optional[str] = None) -> Optional[int]:
+        """The token that the template puts behind a reply, or None."""
+        options = self._chat_options(tools, template, True)
+        token_id = c_int32(-1)
+        err = _abi.Error()
+        check(self._lib.imbrex_chat_end_token(self._handle, byref(options), byref(token_id),
+                                              byref(err)), err)
+        return None if token_id.value < 0 else token_id.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How a request continues its prompt. None leaves a field as the checkpoint's
+    generation_config.json has it, else greedy and unlimited.
+
+    max_tokens: 0: until an end token or the context is full. timeout: seconds from submit on, after
+    which it ends with "deadline". num_logprobs: logprobs of tokens, with that many alternatives.
+    Ranges and the order in which these act are told at `struct imbrex_request_options`.
+    """
+
+    max_tokens: Optional[int] = None
+    min_tokens: Optional[int] = None
+    num_choices: Optional[int] = None
+    temperature: Optional[float] = None
+    top_k: Optional[int] = None
+    top_p: Optional[float] = None
+    min_p: Optional[float] = None
+    repetition_penalty: Optional[float] = None
+    frequency_penalty: Optional[float] = None
+    presence_penalty: Optional[float] = None
+    seed: Optional[int] = None
+    ignore_eos: Optional[bool] = None
+    num_logprobs: Optional[int] = None
+    priority: Optional[int] = None
+    stop: Union[str, Sequence[str]] = ()
+    end_token_ids: Sequence[int] = ()
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    timeout: Optional[float] = None
+    salt: bytes = b""
+
+    def _fill(self, options: _abi.RequestOptions) -> list[Any]:
+        """Returns what `options` points to and does not own."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        stops = (c_char_p * max(len(stop), 1))(*[_c_text(text, "stop") for text in stop])
+        ends = _int_array(self.end_token_ids, "end_token_ids")
+        biases = (_abi.LogitBias * max(len(self.logit_bias), 1))(
+            *[_abi.LogitBias(token_id, bias) for token_id, bias in self.logit_bias.items()])
+        special = {"stop", "end_token_ids", "logit_bias", "timeout", "salt"}
+        _set_fields(options, {field.name: getattr(self, field.name)
+                              for field in dataclasses.fields(self) if field.name not in special})
+        if self.timeout is not None:
+            _set_fields(options, {"timeout_ns": int(self.timeout * 1e9)})
+        options.stop, options.num_stop = stops, len(stop)
+        options.end_token_ids, options.num_end_token_ids = ends, len(self.end_token_ids)
+        options.logit_bias, options.num_logit_bias = biases, len(self.logit_bias)
+        options.salt, options.salt_bytes = self.salt, len(self.salt)
+        return [stops, ends, biases, self.salt]
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """One generated token, or the end of a choice: then token_id is None and finish_reason says
+    why. `text` is whole characters; the texts of a choice joined are the whole text, whatever token
+    they belong to."""
+
+    token_id: Optional[int]
+    text: str
+    choice: int = 0
+    finish_reason: Optional[str] = None
+    logprob: Optional[float] = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One continuation. finish_reason: "eos", "stop_string", "length", "context", "cancelled",
+    "error" or "deadline"."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: Optional[list[float]] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """All continuations of one prompt, and what they took."""
+
+    choices: list[Choice]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    ttft_ns: int
+
+    @property
+    def text(self) -> str:
+        """Of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the first choice."""
+        return self.choices[0].token_ids
+
+
+Prompt = Union[str, Sequence[int]]
+
+
+class Generation(Iterator[Token]):
+    """A running request: iterate for its tokens. Also a context manager; leaving it, closing it or
+    losing the last reference cancels what has not ended.
+
+    Raises Error from iteration if the request fails.
+    """
+
+    def __init__(self, engine: Engine, prompt: Prompt, sampling: Sampling) -> None:
+        self._handle = c_void_p()
+        self._lib = engine._lib
+        self._engine = engine
+        self._num_logprobs = sampling.num_logprobs
+        self._handle_lock = threading.Lock()  # whether there is a request
+        self._poll_lock = threading.Lock()  # who is inside imbrex_request_poll
+        options = self._lib.imbrex_request_options_default(engine.model._handle)
+        kept = sampling._fill(options)
+        if isinstance(prompt, str):
+            text = _text_bytes(prompt, "prompt")
+            options.prompt_text, options.prompt_text_bytes = text, len(text)
+            options.prompt_text_flags = _abi.TOKENIZE_ADD_SPECIAL
+            kept.append(text)
+        else:
+            ids = _int_array(prompt, "prompt")
+            options.prompt_ids, options.num_prompt_ids = ids, len(prompt)
+            kept.append(ids)
+        err = _abi.Error()
+        engine._submit(self, options, err)
+        del kept
+
+    def __iter__(self) -> Generation:
+        return self
+
+    def __next__(self) -> Token:
+        has_event = c_bool(False)
+        event = _abi.TokenEvent()
+        err = _abi.Error()
+        while True:
+            with self._poll_lock:
+                if not self._handle:
+                    raise StopIteration
+                status = self._lib.imbrex_request_poll(self._handle, _POLL_NS, byref(has_event),
+                                                       byref(event), byref(err))
+                if status == Status.OK and has_event.value:
+                    return self._token(event)
+                is_over = status == Status.OK and self._is_over()
+            check(status, err)
+            if is_over:
+                raise StopIteration
+
+    def _is_over(self) -> bool:
+        """No event came: whether none will. The library counts a choice's end as its last event."""
+        return self._num_ended >= self._num_choices
+
+    _num_ended = 0
+    _num_choices = 1
+
+    def _token(self, event: _abi.TokenEvent) -> Token:
+        text = ctypes.string_at(event.text, event.text_bytes) if event.text_bytes else b""
+        reason = None
+        if event.finish_reason:
+            reason = self._lib.imbrex_finish_reason_name(event.finish_reason).decode()
+            self._num_ended += 1
+        has_logprob = self._num_logprobs is not None and self._num_logprobs >= 0 and not reason
+        return Token(
+            token_id=None if event.token_id < 0 else event.token_id, text=text.decode("utf-8"),
+            choice=event.choice_idx, finish_reason=reason,
+            logprob=event.logprob if has_logprob else None,
+            top_logprobs=tuple((top.token_id, top.logprob)
+                               for top in event.top_logprobs[:event.num_top_logprobs]))
+
+    def cancel(self) -> None:
+        """Ends the request before its next step; its end then comes as a Token. Any thread."""
+        with self._handle_lock:
+            if self._handle:
+                self._lib.imbrex_request_cancel(self._handle)
+
+    def close(self) -> None:
+        """Cancels and forgets the request. Iteration ends. Any thread, any number of times."""
+        self.cancel()
+        with self._poll_lock, self._handle_lock:
+            if self._handle:
+                self._lib.imbrex_request_destroy(self._handle)
+                self._handle = c_void_p()
+
+    def result(self) -> Result:
+        """Waits for the end and returns all that was not iterated yet, joined."""
+        choices: list[dict[str, Any]] = [
+            {"text": "", "token_ids": [], "finish_reason": "", "logprobs": []}
+            for _ in range(self._num_choices)]
+        for token in self:
+            choice = choices[token.choice]
+            choice["text"] += token.text
+            if token.token_id is not None:
+                choice["token_ids"].append(token.token_id)
+                choice["logprobs"].append(token.logprob)
+            if token.finish_reason is not None:
+                choice["finish_reason"] = token.finish_reason
+        metrics = _abi.RequestMetrics()
+        with self._handle_lock:
+            if not self._handle:
+                raise Error(Status.INVALID_ARGUMENT, "generation: it is closed")
+            self._lib.imbrex_request_read_metrics(self._handle, byref(metrics))
+        if self._num_logprobs is None or self._num_logprobs < 0:
+            for choice in choices:
+                choice["logprobs"] = None
+        return Result([Choice(**choice) for choice in choices], metrics.num_prompt_tokens,
+                      metrics.num_cached_tokens, metrics.ttft_ns)
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, kind: Optional[type], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+
+class Engine:
+    """A model that runs: threads, KV cache, activations. Many requests share its steps.
+
+    model: a Model, or a path as Model takes it.
+    device: "cpu" (the default), "cuda", "cuda:N", or "auto": a GPU if there is one that can.
+    num_threads: 0: all CPUs that this process may use.
+    context_size: tokens of one sequence; 0: what the model allows, up to 4096.
+    kv_cache_tokens: of all sequences together; 0: context_size.
+    kv_policy: which KV blocks stay for later requests; None: "lru".
+    kv_host_bytes, kv_disk_path, kv_disk_bytes: where blocks go that the cache has no room for: RAM,
+        and a folder that a later engine finds again.
+    tuned: on a GPU, a file or folder of plans that `imbrex tune` measured.
+    batch_invariant: whether a request's bits may not depend on others; None: on on a CPU.
+    compute: "auto", "f32" or "bf16" (GPU only).
+    Raises Error: INVALID_ARGUMENT, UNSUPPORTED or OUT_OF_MEMORY.
+    """
+
+    def __init__(self, model: Union[Model, str] = BUILTIN, *, device: str = "cpu",
+                 num_threads: int = 0, context_size: int = 0, kv_cache_tokens: int = 0,
+                 max_running: int = 0, max_step_tokens: int = 0, max_waiting: int = 0,
+                 kv_policy: Optional[str] = None, kv_host_bytes: int = 0,
+                 kv_disk_path: Optional[str] = None, kv_disk_bytes: int = 0,
+                 tuned: Optional[str] = None, batch_invariant: Optional[bool] = None,
+                 compute: str = "auto") -> None:
+        self._handle = c_void_p()
+        self._lib = library()
+        if compute not in _COMPUTE:
+            raise Error(Status.INVALID_ARGUMENT,
+                        f"compute: expected auto, f32 or bf16, found {compute!r}")
+        self.model = model if isinstance(model, Model) else Model(model)
+        self._live: weakref.WeakSet[Generation] = weakref.WeakSet()
+        self._live_lock = threading.Lock()
+        options = self._lib.imbrex_engine_options_default()
+        _set_fields(options, {
+            "num_threads": num_threads, "context_size": context_size,
+            "kv_cache_tokens": kv_cache_tokens, "max_running": max_running,
+            "max_step_tokens": max_step_tokens, "max_waiting": max_waiting,
+            "batch_invariant": _INVARIANCE[batch_invariant], "compute": _COMPUTE[compute]})
+        _set_fields(options, {"kv_host_bytes": kv_host_bytes, "kv_disk_bytes": kv_disk_bytes})
+        options.kv_policy = _c_text(kv_policy, "kv_policy")
+        options.kv_disk_path = _c_text(kv_disk_path, "kv_disk_path")
+        options.tuned = _c_text(tuned, "tuned")
+        options.device = _c_text(device, "device")
+        err = _abi.Error()
+        check(self._lib.imbrex_engine_create(self.model._handle, byref(options),
+                                             byref(self._handle), byref(err)), err)
+
+    def _submit(self, generation: Generation, options: _abi.RequestOptions,
+                err: _abi.Error) -> None:
+        with self._live_lock:
+            if not self._handle:
+                raise Error(Status.INVALID_ARGUMENT, "engine: it is closed")
+            generation._num_choices = max(options.num_choices, 1)
+            check(self._lib.imbrex_request_submit(self._handle, byref(options),
+                                                  byref(generation._handle), byref(err)), err)
+            self._live.add(generation)
+
+    def generate(self, prompt: Prompt, sampling: Optional[Sampling] = None,
+                 **changes: Any) -> Generation:
+        """Continues a prompt: an iterator over its tokens.
+
+        prompt: a text, or token ids.
+        changes: fields of Sampling, over those of `sampling`.
+        Raises Error: INVALID_ARGUMENT names the option, CAPACITY if the prompt is too long or too
+        many requests wait.
+        """
+        return Generation(self, prompt, dataclasses.replace(sampling or Sampling(), **changes))
+
+    def generate_batch(self, prompts: Sequence[Prompt], sampling: Optional[Sampling] = None,
+                       **changes: Any) -> list[Result]:
+        """Continues many prompts together, in the engine's steps, and returns all results in the
+        order of the prompts."""
+        running: list[Generation] = []
+        results: list[Result] = []
+        try:
+            for prompt in prompts:
+                running.append(self.generate(prompt, sampling, **changes))
+            for generation in running:
+                results.append(generation.result())
+        finally:
+            for generation in running:
+                generation.close()
+        return results
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], sampling: Optional[Sampling] = None, *,
+             tools: Optional[Sequence[Mapping[str, Any]]] = None, template: Optional[str] = None,
+             **changes: Any) -> Generation:
+        """The assistant's next reply to a conversation; see Model.chat_prompt."""
+        chosen = dataclasses.replace(sampling or Sampling(), **changes)
+        prompt = self.model.chat_prompt(messages, tools=tools, template=template)
+        end = self.model.chat_end_token(tools=tools, template=template)
+        if end is not None and end not in chosen.end_token_ids:
+            chosen = dataclasses.replace(chosen, end_token_ids=[*chosen.end_token_ids, end])
+        return Generation(self, prompt, chosen)
+
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Negative log-likelihood of each id but the first, given the ones before it."""
+        nll = (c_double * max(len(token_ids) - 1, 1))()
+        err = _abi.Error()
+        check(self._lib.imbrex_engine_score(self._open_handle(),
+                                            _int_array(token_ids, "token_ids"), len(token_ids),
+                                            nll, byref(err)), err)
+        return nll[:len(token_ids) - 1]
+
+    def memory_plan(self) -> dict[str, Union[int, str]]:
+        """What the engine has reserved, in bytes and counts, and the kernels and device in use: the
+        fields of `struct imbrex_memory_plan`."""
+        plan = _abi.MemoryPlan()
+        self._lib.imbrex_engine_memory_plan(self._open_handle(), byref(plan))
+        return _abi.values(plan)
+
+    def _open_handle(self) -> c_void_p:
+        if not self._handle:
+            raise Error(Status.INVALID_ARGUMENT, "engine: it is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Ends all requests and frees the engine. No other thread may be in `score` or
+        `memory_plan`. Any number of times."""
+        with self._live_lock:
+            handle, self._handle = self._handle, c_void_p()
+            live = list(self._live)
+        for generation in live:
+            generation.close()
+        if handle:
+            self._lib.imbrex_engine_destroy(handle)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: Optional[type], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""imbrex.Engine on a CPU with the built-in model. The engine itself has its tests in tests/; these
+are for what Python adds."""
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from conftest import ROOT
+import imbrex
+
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with imbrex.Engine(num_threads=2) as opened:
+        yield opened
+
+
+def golden():
+    path = os.path.join(ROOT, "tests", "golden", "stories260K", "greedy_golden.json")
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+# Fault: ids or text of the built-in model are not those that the C library is known to give.
+def test_golden_text(engine):
+    expected = golden()
+    result = engine.generate(expected["prompt_ids"], max_tokens=len(expected["ids"])).result()
+    assert result.token_ids == expected["ids"]
+    assert result.text == engine.model.detokenize(expected["ids"])
+    assert engine.generate(PROMPT, max_tokens=16).result().text == \
+        ", there was a little girl named Lily. She loved to play"
+
+
+# Fault: tokens come at the end all together, out of order, or their texts do not make the text.
+def test_tokens_one_by_one(engine):
+    generation = engine.generate(PROMPT, max_tokens=8)
+    first = next(generation)
+    assert first.token_id is not None and first.finish_reason is None
+    tokens = [first, *generation]
+    assert [token.finish_reason for token in tokens] == [None] * 8 + ["length"]
+    assert "".join(token.text for token in tokens) == \
+        engine.generate(PROMPT, max_tokens=8).result().text
+    assert list(generation) == []
+
+
+# Fault: a batch gives results in another order than the prompts, or mixes up choices.
+def test_batch(engine):
+    prompts = [PROMPT, engine.model.tokenize("The cat"), "One day, a dog"]
+    options = imbrex.Sampling(max_tokens=10, num_choices=2, temperature=0.8, seed=3)
+    results = engine.generate_batch(prompts, options, num_logprobs=1)
+    alone = [engine.generate(prompt, options).result() for prompt in prompts]
+    assert [[choice.token_ids for choice in result.choices] for result in results] == \
+        [[choice.token_ids for choice in result.choices] for result in alone]
+    assert len({result.text for result in results}) == 3
+    for result in results:
+        assert len(result.choices[1].logprobs) == 10 and result.choices[1].logprobs[0] < 0.0
+    assert alone[0].choices[0].logprobs is None
+
+
+# Fault: a field of Sampling that never reaches the library.
+@pytest.mark.parametrize("changes", [
+    {"stop": "girl"}, {"stop": ["no such text", "girl"]}, {"max_tokens": 3},
+    {"logit_bias": {403: -100.0}}, {"repetition_penalty": 50.0}, {"end_token_ids": [261]},
+    {"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"temperature": 2.0, "seed": 1},
+])
+def test_sampling(engine, changes):
+    options = imbrex.Sampling(max_tokens=40)
+    plain = engine.generate([1], options).result()
+    changed = engine.generate([1], options, **changes).result()
+    assert changed.text != plain.text
+    if "stop" in changes:
+        assert changed.text == plain.text[:plain.text.index("girl")]
+        assert changed.choices[0].finish_reason == "stop_string"
+    if "end_token_ids" in changes:
+        assert changed.token_ids == [403, 407, 261]
+        assert changed.choices[0].finish_reason == "eos"
+
+
+# Fault: top-k and its like are ignored: with a width of one all of them are greedy.
+@pytest.mark.parametrize("changes", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999}])
+def test_filters(engine, changes):
+    greedy = engine.generate([1], max_tokens=20).result()
+    assert engine.generate([1], max_tokens=20, temperature=3.0, seed=5).result().text != greedy.text
+    assert engine.generate([1], max_tokens=20, temperature=3.0, seed=5,
+                           **changes).result().text == greedy.text
+
+
+# Fault: a deadline in seconds is taken for nanoseconds or left out. This one is over at once.
+def test_timeout(engine):
+    result = engine.generate([1], timeout=1e-9).result()
+    assert result.choices[0].finish_reason == "deadline"
+
+
+# Fault: a failure is a wrong answer, a crash, or an exception without the status and message.
+@pytest.mark.parametrize("call, status, message", [
+    (lambda e: imbrex.Model("/no/such/model"), "NOT_FOUND", "/no/such/model"),
+    (lambda e: imbrex.Model("a\0b"), "INVALID_ARGUMENT", "path"),
+    (lambda e: imbrex.Engine(num_threads=-1), "INVALID_ARGUMENT", "num_threads"),
+    (lambda e: imbrex.Engine(context_size=2**40), "INVALID_ARGUMENT", "context_size"),
+    (lambda e: imbrex.Engine(kv_policy="none such"), "NOT_FOUND", "policy"),
+    (lambda e: imbrex.Engine(compute="f16"), "INVALID_ARGUMENT", "compute"),
+    (lambda e: imbrex.Engine(device="cuda:99999999999"), "INVALID_ARGUMENT", "device"),
+    (lambda e: e.generate(PROMPT, top_p=2.0), "INVALID_ARGUMENT", "top_p"),
+    (lambda e: e.generate(PROMPT, seed=-1), "INVALID_ARGUMENT", "seed"),
+    (lambda e: e.generate(PROMPT, max_tokens="7"), "INVALID_ARGUMENT", "max_tokens"),
+    (lambda e: e.generate([]), "INVALID_ARGUMENT", "prompt"),
+    (lambda e: e.generate([2**33]), "INVALID_ARGUMENT", "prompt"),
+    (lambda e: e.generate([-5]), "INVALID_ARGUMENT", "-5"),
+    (lambda e: e.generate("\ud800"), "INVALID_ARGUMENT", "prompt"),
+    (lambda e: e.generate("a" * 100000), "CAPACITY", ""),
+    (lambda e: e.generate(PROMPT, stop=["a\0"]), "INVALID_ARGUMENT", "stop"),
+    (lambda e: e.model.detokenize([10**6]), "INVALID_ARGUMENT", "1000000"),
+    (lambda e: e.chat([{"role": "user", "content": "hi"}]), "NOT_FOUND", "chat template"),
+    (lambda e: e.score([1]), "INVALID_ARGUMENT", ""),
+])
+def test_errors(engine, call, status, message):
+    with pytest.raises(imbrex.Error) as caught:
+        call(engine)
+    assert caught.value.status == imbrex.Status[status]
+    assert message in caught.value.message
+    assert str(caught.value) == f"{status}: {caught.value.message}"
+
+
+# Fault: an unknown option is ignored.
+def test_unknown_option(engine):
+    with pytest.raises(TypeError):
+        engine.generate(PROMPT, max_token=3)
+
+
+# Fault: cancelling does nothing, loses the end, or leaves the engine unusable.
+def test_cancel(engine):
+    generation = engine.generate(PROMPT, ignore_eos=True)
+    next(generation)
+    generation.cancel()
+    rest = list(generation)
+    assert rest[-1].finish_reason == "cancelled" and len(rest) < 20
+    generation.close()
+    generation.close()
+    generation.cancel()
+    assert list(generation) == []
+    with pytest.raises(imbrex.Error):
+        generation.result()
+    assert engine.generate(PROMPT, max_tokens=2).result().text == ", there"
+
+
+# Fault: a generation that is dropped or left by an exception goes on running, and its engine
+# cannot be closed.
+def test_ownership():
+    engine = imbrex.Engine(max_running=2, max_waiting=2)
+    for _ in range(10):
+        next(engine.generate(PROMPT))
+    gc.collect()
+    with pytest.raises(ZeroDivisionError):
+        with engine.generate(PROMPT) as generation:
+            next(generation)
+            raise ZeroDivisionError
+    left = engine.generate(PROMPT)
+    next(left)
+    engine.close()
+    engine.close()
+    assert list(left) == []
+    for call in (lambda: engine.generate(PROMPT), lambda: engine.score([1, 2]),
+                 engine.memory_plan):
+        with pytest.raises(imbrex.Error) as caught:
+            call()
+        assert "closed" in caught.value.message
+
+
+# Fault: a model is closed under an engine that uses it.
+def test_shared_model():
+    model = imbrex.Model()
+    engines = [imbrex.Engine(model, num_threads=1) for _ in range(2)]
+    del model
+    gc.collect()
+    texts = {engine.generate(PROMPT, max_tokens=5).result().text for engine in engines}
+    assert texts == {", there was a little"}
+    for engine in engines:
+        engine.close()
+
+
+# Fault: threads that share an engine get each other's tokens, or one waits for ever.
+def test_threads(engine):
+    expected = {seed: engine.generate([1], max_tokens=30, temperature=1.0, seed=seed).result().text
+                for seed in range(6)}
+    found = {}
+
+    def work(seed):
+        found[seed] = engine.generate([1], max_tokens=30, temperature=1.0, seed=seed).result().text
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
+
+
+# Fault: close() from another thread frees a request that is being waited for.
+def test_close_from_another_thread(engine):
+    generation = engine.generate([1], ignore_eos=True)
+    begun = threading.Event()
+    tokens = []
+
+    def work():
+        for token in generation:
+            tokens.append(token)
+            begun.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    generation.close()
+    thread.join()
+    assert tokens and list(generation) == []
+
+
+# Fault: text changes on its way through ids, or special tokens are read where they must not be.
+def test_tokenizer(engine):
+    model = engine.model
+    text = "Once upon a time, \u00e9\u4e2d\U0001f600\0 end"
+    assert model.detokenize(model.tokenize(text)) == text
+    assert model.tokenize("a")[1:] == model.tokenize("a", add_special=False)
+    assert 2 in model.tokenize("a</s>", parse_special=True)
+    assert 2 not in model.tokenize("a</s>")
+
+
+# Fault: a conversation's options are lost, or the reply does not end at the template's end token.
+def test_chat(engine):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    messages = [{"role": "user", "content": "a </s> \u00e9"}]
+    ids = engine.model.chat_prompt(messages, template=template)
+    assert engine.model.detokenize(ids, skip_special=False).endswith("user: a </s> \u00e9</s>")
+    assert ids.count(2) == 1
+    assert engine.chat(messages, template="chatml", max_tokens=4).result().num_prompt_tokens > 4
+    with pytest.raises(imbrex.Error) as caught:
+        engine.chat(messages, template="{{ raise_exception('not like this') }}")
+    assert "not like this" in caught.value.message
+
+
+# Fault: likelihoods are those of other tokens.
+def test_score(engine):
+    ids = engine.model.tokenize(PROMPT)
+    nll = engine.score(ids)
+    assert len(nll) == len(ids) - 1
+    result = engine.generate(ids[:-1], max_tokens=1, num_logprobs=0).result()
+    assert result.token_ids == ids[-1:]
+    assert abs(result.choices[0].logprobs[0] + nll[-1]) < 1e-4
+
+
+# Fault: the tiers below the cache are not told of, or forget what an engine had.
+def test_kv_folder(tmp_path):
+    ids = [1] + [403, 407, 261, 378, 432, 383, 286] * 20
+    options = dict(num_threads=2, kv_host_bytes=1 << 22, kv_disk_path=str(tmp_path),
+                   kv_disk_bytes=1 << 26)
+    results = []
+    for _ in range(2):
+        with imbrex.Engine(**options) as engine:
+            assert engine.memory_plan()["kv_disk_bytes"] == 1 << 26
+            results.append(engine.generate(ids, max_tokens=4).result())
+    assert (results[0].num_cached_tokens, results[1].num_cached_tokens) == (0, 128)
+    assert results[0].text == results[1].text
+    with pytest.raises(imbrex.Error) as caught:
+        imbrex.Engine(**{**options, "kv_disk_path": "/none/there"})
+    assert "/none/there" in caught.value.message
+    with pytest.raises(imbrex.Error, match="kv_host_bytes"):
+        imbrex.Engine(kv_host_bytes=-1)
+
+
+# Fault: what the checkpoint and the engine tell is not what they have.
+def test_description(engine):
+    described = engine.model.describe()
+    assert (described.architecture, described.hidden_size, described.vocab_size) == \
+        ("llama", 64, 512)
+    assert described.eos_token_ids == (1, 2) and described.file_type is None
+    plan = engine.memory_plan()
+    assert plan["device"] == "cpu" and plan["num_threads"] == 2 and plan["kv_bytes"] > 0
+
+
+# Fault: the example does not run, or its errors are tracebacks.
+def test_example():
+    program = os.path.join(ROOT, "python", "examples", "generate.py")
+    environment = dict(os.environ, PYTHONPATH=os.path.join(ROOT, "python"))
+    code = ("import sys, imbrex, runpy; imbrex.load(sys.argv[1]); sys.argv[:2] = []; "
+            "runpy.run_path(sys.argv[0])")
+    library = imbrex._library.library()._name
+    for arguments, status, output in ((["One day"], 0, "One day, a little"),
+                                      (["One day", "/none"], 1, "NOT_FOUND: /none")):
+        result = subprocess.run([sys.executable, "-c", code, library, program, *arguments],
+                                capture_output=True, text=True, env=environment, timeout=60)
+        assert result.returncode == status, result.stderr
+        assert (result.stdout + result.stderr).startswith(output)

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/prefix_tiers.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "engine/request.h"
+
+/* Of the queue, what one look sees: those that may run soon. */
+#define MAX_REQUESTS 16
+#define MAX_LOOKUPS 8192 /* of keys in one look */
+#define NUM_READERS 2
+/* Until a step has been measured: a guess on the slow side, since a disk is faster than most
+ * machines compute, and the first requests after a restart are those that a disk is for. */
+#define UNKNOWN_TOKEN_NS INT64_C(1000000)
+#define WAIT_NS INT64_C(1000000)
+
+/* ---- create and destroy ---------------------------------------------------------------------- */
+
+enum imbrex_status prefix_tiers_prepare(const struct prefix_tiers_options *options,
+                                        struct prefix_tiers *tiers, struct imbrex_error *err)
+{
+    struct prefix_tiers prepared = {.folder = {.lock_fd = -1}};
+    size_t count = (size_t)options->num_blocks;
+    prepared.origins = calloc(count, sizeof(*prepared.origins));
+    if (prepared.origins == NULL) {
+        return error_out_of_memory(err, "the KV tiers", count * sizeof(*prepared.origins));
+    }
+    if (options->disk_path != NULL) {
+        enum imbrex_status status = kv_folder_open(options->disk_path, &prepared.folder, err);
+        if (status != IMBREX_STATUS_OK) {
+            free(prepared.origins);
+            return status;
+        }
+    }
+    *tiers = prepared;
+    return IMBREX_STATUS_OK;
+}
+
+enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *options,
+                                       struct prefix_cache *cache, struct prefix_tiers *tiers,
+                                       struct imbrex_error *err)
+{
+    struct kv_disk_options disk = {
+        .folder = &tiers->folder,
+        .block_bytes = options->kv->block_bytes,
+        .max_bytes = options->disk_bytes,
+        .num_readers = NUM_READERS,
+    };
+    kv_hasher_root(cache->hasher, &cache->identity, NULL, 0, &disk.owner);
+    TRY(kv_tiers_create(
+        &(struct kv_tiers_options){.device = options->device,
+                                   .blocks = options->kv->blocks,
+                                   .block_bytes = options->kv->block_bytes,
+                                   .host_bytes = options->host_bytes,
+                                   .disk = options->disk_path != NULL ? &disk : NULL,
+                                   .log = options->log},
+        &tiers->tiers, err));
+    tiers->cache = cache;
+    cache->tiers = tiers;
+    return IMBREX_STATUS_OK;
+}
+
+static void take_promotions(struct prefix_tiers *tiers);
+
+void prefix_tiers_destroy(struct prefix_tiers *tiers, bool keeps)
+{
+    if (tiers->tiers != NULL) {
+        while (prefix_tiers_start(tiers) == IMBREX_STATUS_OK &&
+               kv_tiers_is_promoting(tiers->tiers)) {
+            kv_tiers_wait(tiers->tiers, WAIT_NS);
+            take_promotions(tiers);
+        }
+        if (keeps) {
+            kv_tiers_begin_flush(tiers->tiers);
+            kv_cache_clear(tiers->cache->cache, tiers->cache->now_ns);
+            kv_tiers_end_flush(tiers->tiers);
+        }
+        tiers->cache->tiers = NULL;
+    }
+    kv_tiers_destroy(tiers->tiers);
+    if (tiers->folder.path != NULL) {
+        kv_folder_close(&tiers->folder);
+    }
+    free(tiers->origins);
+    *tiers = (struct prefix_tiers){0};
+}
+
+/* ---- down ------------------------------------------------------------------------------------ */
+
+void prefix_tiers_forget(void *user, const struct kv_key *key, const int32_t *token_ids,
+                         int32_t block_idx)
+{
+    struct prefix_tiers *tiers = user;
+    if (tiers->tiers != NULL) {
+        tiers->origins[block_idx] = KV_TIER_NONE;
+        kv_tiers_demote(tiers->tiers, key, token_ids, block_idx);
+    }
+}
+
+enum imbrex_status prefix_tiers_start(struct prefix_tiers *tiers)
+{
+    return kv_tiers_start(tiers->tiers);
+}
+
+/* ---- up -------------------------------------------------------------------------------------- */
+
+/* What has been copied becomes an idle block of the cache; what has not, or is there by now, a free
+ * one. */
+static void take_promotions(struct prefix_tiers *tiers)
+{
+    struct prefix_cache *cache = tiers->cache;
+    struct kv_promotion promotion;
+    while (kv_tiers_poll(tiers->tiers, &promotion)) {
+        int32_t block_idx = promotion.block_idx;
+        kv_pool_retain(cache->pool, block_idx);
+        if (promotion.is_good &&
+            kv_cache_promote(cache->cache, &promotion.key,
+                             promotion.has_parent ? &promotion.parent_key : NULL,
+                             promotion.token_ids, block_idx, cache->now_ns)) {
+            tiers->origins[block_idx] = promotion.from;
+        } else {
+            kv_pool_release(cache->pool, block_idx);
+        }
+        kv_pool_unpin(cache->pool, block_idx);
+    }
+}
+
+/* A block for what comes up, pinned, with no user: nobody waits for it before the request, nor the
+ * request itself. False: there is none. */
+static bool take_block(struct prefix_cache *cache, const struct kv_request *kv, int32_t *block_idx)
+{
+    struct kv_pool *pool = cache->pool;
+    if (pool->num_free == 0) {
+        int32_t victim = kv_cache_next_victim(cache->cache, cache->now_ns);
+        if (victim == -1 || kv_cache_wanted(cache->cache, victim) <= kv->order) {
+            return false;
+        }
+    }
+    if (kv_pool_acquire(pool, block_idx) != IMBREX_STATUS_OK) {
+        return false;
+    }
+    kv_pool_pin(pool, *block_idx);
+    kv_pool_release(pool, *block_idx);
+    return true;
+}
+
+static bool promote(struct prefix_tiers *tiers, const struct request_prefix *prefix,
+                    int32_t key_idx)
+{
+    struct kv_pool *pool = tiers->cache->pool;
+    int32_t block_idx;
+    if (!take_block(tiers->cache, &prefix->kv, &block_idx)) {
+        return false;
+    }
+    if (!kv_tiers_promote(tiers->tiers, &prefix->keys[key_idx],
+                          key_idx > 0 ? &prefix->keys[key_idx - 1] : NULL,
+                          prefix->token_ids + (size_t)key_idx * KV_BLOCK_SIZE, block_idx)) {
+        kv_pool_unpin(pool, block_idx);
+        return false;
+    }
+    return true;
+}
+
+/* Looks for the blocks of one request that the cache does not have. Returns how many of them are
+ * below it; *is_loading: the first one is on its way. */
+static int32_t look_for(struct prefix_tiers *tiers, const struct request_prefix *prefix,
+                        int32_t num_resident, int32_t max_blocks, bool *is_loading)
+{
+    /* A block can be promoted behind one that is there, or will be. */
+    bool is_chained = true;
+    int32_t i = num_resident;
+    *is_loading = false;
+    for (; i < max_blocks; i++) {
+        const struct kv_key *key = &prefix->keys[i];
+        const int32_t *token_ids = prefix->token_ids + (size_t)i * KV_BLOCK_SIZE;
+        bool is_coming = true;
+        switch (kv_tiers_look(tiers->tiers, key, token_ids)) {
+        case KV_PLACE_NONE:
+            return i - num_resident;
+        case KV_PLACE_DISK:
+            is_coming =
+                kv_tiers_fetch(tiers->tiers, key, token_ids) || kv_tiers_is_moving(tiers->tiers);
+            is_chained = false;
+            break;
+        case KV_PLACE_COMING:
+            is_chained = false;
+            break;
+        case KV_PLACE_HOST:
+            is_chained = is_chained && promote(tiers, prefix, i);
+            is_coming = is_chained;
+            break;
+        case KV_PLACE_MOVING:
+            break;
+        }
+        *is_loading |= i == num_resident && is_coming;
+    }
+    return i - num_resident;
+}
+
+/* From the first time on that a block is on its way, the request waits as long as computing all
+ * that is below would take. */
+static void hold(const struct prefix_tiers *tiers, struct request_prefix *prefix, int32_t num_below)
+{
+    int64_t now_ns = tiers->cache->now_ns;
+    int64_t token_ns = tiers->token_ns > 0 ? tiers->token_ns : UNKNOWN_TOKEN_NS;
+    int64_t patience_ns = tiers->patience_ns;
+    if (prefix->held_until_ns != 0) {
+        return;
+    }
+    if (patience_ns == 0) {
+        patience_ns = token_ns * KV_BLOCK_SIZE * num_below;
+    }
+    prefix->held_until_ns = patience_ns > INT64_MAX - now_ns ? INT64_MAX : now_ns + patience_ns;
+}
+
+static void look_once(struct prefix_tiers *tiers, const struct scheduler *scheduler)
+{
+    struct kv_cache *cache = tiers->cache->cache;
+    int32_t num_requests = 0;
+    int64_t num_lookups = 0;
+    kv_tiers_begin_look(tiers->tiers);
+    for (const struct sequence *sequence = scheduler->first_waiting; sequence != NULL;
+         sequence = sequence->next) {
+        struct request_prefix *prefix = prefix_of(sequence);
+        if (prefix == NULL || !prefix->is_known || sequence->is_preempted) {
+            continue;
+        }
+        int32_t max_blocks = sequence_max_cached(sequence) / KV_BLOCK_SIZE;
+        if (num_requests == MAX_REQUESTS || num_lookups > MAX_LOOKUPS) {
+            break;
+        }
+        max_blocks = max_blocks < prefix->kv.num_keys ? max_blocks : prefix->kv.num_keys;
+        num_requests++;
+        num_lookups += max_blocks;
+        prefix->is_loading = false;
+        int32_t num_resident = kv_cache_match(cache, &prefix->kv, max_blocks);
+        if (num_resident < max_blocks) {
+            int32_t num_below =
+                look_for(tiers, prefix, num_resident, max_blocks, &prefix->is_loading);
+            if (prefix->is_loading) {
+                hold(tiers, prefix, num_below);
+            }
+        }
+    }
+    kv_tiers_end_look(tiers->tiers);
+}
+
+void prefix_tiers_look(struct prefix_tiers *tiers, const struct scheduler *scheduler)
+{
+    kv_tiers_update(tiers->tiers, tiers->cache->now_ns);
+    take_promotions(tiers);
+    if (scheduler->first_waiting == NULL && !kv_tiers_is_moving(tiers->tiers)) {
+        return;
+    }
+    /* Where copies are done at once, more than fit one batch come up in one look. */
+    bool was_promoting;
+    do {
+        look_once(tiers, scheduler);
+        was_promoting = kv_tiers_is_promoting(tiers->tiers);
+        if (kv_tiers_start(tiers->tiers) != IMBREX_STATUS_OK) {
+            return;
+        }
+        take_promotions(tiers);
+    } while (was_promoting && !kv_tiers_is_promoting(tiers->tiers));
+}
+
+bool prefix_tiers_is_moving(const struct prefix_tiers *tiers)
+{
+    return kv_tiers_is_moving(tiers->tiers);
+}
+
+void prefix_tiers_wait(struct prefix_tiers *tiers)
+{
+    kv_tiers_wait(tiers->tiers, WAIT_NS);
+}
+
+/* ---- what came of it ------------------------------------------------------------------------- */
+
+bool prefix_tiers_is_held(struct prefix_tiers *tiers, const struct request_prefix *prefix)
+{
+    int64_t now_ns = tiers->cache->now_ns;
+    bool is_held =
+        prefix != NULL && prefix->is_known && prefix->is_loading && now_ns < prefix->held_until_ns;
+    if (is_held && tiers->held_since_ns == 0) {
+        tiers->held_since_ns = now_ns;
+    } else if (!is_held && tiers->held_since_ns != 0) {
+        metrics_add(&tiers->cache->metrics->kv_wait_ns, (uint64_t)(now_ns - tiers->held_since_ns));
+        tiers->held_since_ns = 0;
+    }
+    return is_held;
+}
+
+void prefix_tiers_admit(struct prefix_tiers *tiers, struct request_prefix *prefix,
+                        struct imbrex_request_metrics *metrics)
+{
+    struct metrics *totals = tiers->cache->metrics;
+    int32_t num_tokens[3] = {0};
+    for (int32_t i = 0; i < prefix->kv.num_blocks; i++) {
+        enum kv_tier *origin = &tiers->origins[prefix->blocks[i]];
+        num_tokens[*origin] += KV_BLOCK_SIZE;
+        *origin = KV_TIER_NONE;
+    }
+    if (metrics != NULL) {
+        metrics->num_host_tokens = num_tokens[KV_TIER_HOST];
+        metrics->num_disk_tokens = num_tokens[KV_TIER_DISK];
+        metrics_add(&totals->num_host_tokens, (uint64_t)num_tokens[KV_TIER_HOST]);
+        metrics_add(&totals->num_disk_tokens, (uint64_t)num_tokens[KV_TIER_DISK]);
+    }
+    prefix->is_loading = false;
+}
+
+void prefix_tiers_observe_step(struct prefix_tiers *tiers, int32_t num_tokens, int64_t step_ns)
+{
+    /* Of a few tokens, the time is that of reading the weights. */
+    if (num_tokens >= KV_BLOCK_SIZE && step_ns > 0) {
+        int64_t token_ns = step_ns / num_tokens;
+        tiers->token_ns = tiers->token_ns == 0 ? token_ns : (3 * tiers->token_ns + token_ns) / 4;
+    }
+}
+
+void prefix_tiers_publish(const struct prefix_tiers *tiers)
+{
+    struct metrics *totals = tiers->cache->metrics;
+    struct kv_tiers_metrics counted;
+    kv_tiers_read_metrics(tiers->tiers, &counted);
+    metrics_set(&totals->num_kv_demoted, (int64_t)counted.num_demoted);
+    metrics_set(&totals->num_kv_lost, (int64_t)counted.num_lost);
+    metrics_set(&totals->num_kv_faults,
+                (int64_t)(counted.num_copy_faults + counted.disk.num_write_faults +
+                          counted.disk.num_read_faults + counted.disk.num_damaged));
+    metrics_set(&totals->kv_host_blocks, counted.num_host_blocks);
+    metrics_set(&totals->kv_disk_blocks, counted.disk.num_blocks);
+}

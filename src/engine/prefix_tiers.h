@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between the engine's prefix cache and the tiers below it: what goes down when the cache forgets
+ * it, what comes up because a waiting request has it in its prompt, and how long that request may
+ * wait for it.
+ *
+ *   each step   look: waiting requests, nearest first: what is below is fetched and promoted
+ *               plan: the cache forgets, the tiers take; a request whose next block is on its way
+ *               is held back, no longer than computing the blocks would take
+ *               start: the step goes behind the copies of what it may write over */
+#ifndef IMBREX_ENGINE_PREFIX_TIERS_H
+#define IMBREX_ENGINE_PREFIX_TIERS_H
+
+#include "engine/prefix.h"
+#include "kv/kv_tiers.h"
+
+struct prefix_tiers {
+    struct kv_tiers *tiers; /* NULL: there are none */
+    struct kv_folder folder;
+    struct prefix_cache *cache;
+    enum kv_tier
+        *origins;     /* [num_blocks] of the pool: where it was promoted from, until it is used */
+    int64_t token_ns; /* to compute a token of a prompt, as it was lately; 0: unknown yet */
+    int64_t held_since_ns; /* the head of the queue, without a break; 0: it is not held */
+    int64_t patience_ns;   /* how long a request waits for its blocks; 0: by token_ns */
+};
+
+struct prefix_tiers_options {
+    size_t host_bytes;
+    const char *disk_path; /* NULL: no disk */
+    size_t disk_bytes;
+    int32_t num_blocks; /* of the first tier */
+    struct device *device;
+    const struct kv_view *kv;
+    const struct log *log;
+};
+
+/* Before the cache is created: opens the folder, whose secret the cache needs, and makes
+ * prefix_tiers_forget safe. */
+enum imbrex_status prefix_tiers_prepare(const struct prefix_tiers_options *options,
+                                        struct prefix_tiers *tiers, struct imbrex_error *err);
+/* After it. Neither struct may move afterwards. */
+enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *options,
+                                       struct prefix_cache *cache, struct prefix_tiers *tiers,
+                                       struct imbrex_error *err);
+/* Before the cache is destroyed. keeps: what the cache has goes to the disk first. Safe on a zeroed
+ * struct. */
+void prefix_tiers_destroy(struct prefix_tiers *tiers, bool keeps);
+
+/* kv_cache_options.forgets; user: the struct. */
+void prefix_tiers_forget(void *user, const struct kv_key *key, const int32_t *token_ids,
+                         int32_t block_idx);
+
+/* Of the scheduler's waiting requests, before it plans. */
+void prefix_tiers_look(struct prefix_tiers *tiers, const struct scheduler *scheduler);
+/* Before the planned step is given to the device. DEVICE: it must not be. */
+enum imbrex_status prefix_tiers_start(struct prefix_tiers *tiers);
+/* Whether something comes up for which the engine should wait if it has nothing else to do. */
+bool prefix_tiers_is_moving(const struct prefix_tiers *tiers);
+/* Waits for it a little. */
+void prefix_tiers_wait(struct prefix_tiers *tiers);
+
+/* Whether the request, the head of the queue, is to wait for what comes up. NULL: the cache does
+ * not know it. */
+bool prefix_tiers_is_held(struct prefix_tiers *tiers, const struct request_prefix *prefix);
+/* The request runs with the blocks that it found. metrics: of the request, NULL: they do not count
+ * any more. */
+void prefix_tiers_admit(struct prefix_tiers *tiers, struct request_prefix *prefix,
+                        struct imbrex_request_metrics *metrics);
+/* A step of num_tokens took so long. */
+void prefix_tiers_observe_step(struct prefix_tiers *tiers, int32_t num_tokens, int64_t step_ns);
+void prefix_tiers_publish(const struct prefix_tiers *tiers);
+
+#endif

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kv/kv_files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int system_open(void *user, const char *path, int flags, unsigned mode)
+{
+    (void)user;
+    int fd = open(path, flags | O_CLOEXEC, (mode_t)mode);
+    return fd >= 0 ? fd : -errno;
+}
+
+static void system_close(void *user, int fd)
+{
+    (void)user;
+    (void)close(fd);
+}
+
+static int64_t system_read(void *user, int fd, void *bytes, size_t num_bytes, int64_t offset)
+{
+    (void)user;
+    ssize_t num_read = pread(fd, bytes, num_bytes, (off_t)offset);
+    return num_read >= 0 ? num_read : -errno;
+}
+
+static int64_t system_write(void *user, int fd, const void *bytes, size_t num_bytes, int64_t offset)
+{
+    (void)user;
+    ssize_t num_written = pwrite(fd, bytes, num_bytes, (off_t)offset);
+    return num_written >= 0 ? num_written : -errno;
+}
+
+static int system_resize(void *user, int fd, int64_t num_bytes)
+{
+    (void)user;
+    if (fallocate(fd, 0, 0, (off_t)num_bytes) == 0) {
+        return 0;
+    }
+    if (errno != EOPNOTSUPP && errno != ENOSYS) {
+        return -errno;
+    }
+    /* Such a file system says only when a block is written that there is no room for it. */
+    return ftruncate(fd, (off_t)num_bytes) == 0 ? 0 : -errno;
+}
+
+static int64_t system_size(void *user, int fd)
+{
+    (void)user;
+    struct stat status;
+    return fstat(fd, &status) == 0 ? (int64_t)status.st_size : -errno;
+}
+
+static int system_rename(void *user, const char *from, const char *to)
+{
+    (void)user;
+    return rename(from, to) == 0 ? 0 : -errno;
+}
+
+static int system_remove(void *user, const char *path)
+{
+    (void)user;
+    return unlink(path) == 0 ? 0 : -errno;
+}
+
+const struct kv_files kv_files_system = {
+    .open = system_open,
+    .close = system_close,
+    .read = system_read,
+    .write = system_write,
+    .resize = system_resize,
+    .size = system_size,
+    .rename = system_rename,
+    .remove = system_remove,
+};
+
+int kv_files_read_all(const struct kv_files *files, int fd, void *bytes, size_t num_bytes,
+                      int64_t offset)
+{
+    unsigned char *next = bytes;
+    while (num_bytes > 0) {
+        int64_t num_read = files->read(files->user, fd, next, num_bytes, offset);
+        if (num_read == -EINTR) {
+            continue;
+        }
+        if (num_read <= 0) {
+            return num_read < 0 ? (int)num_read : -ENODATA;
+        }
+        next += num_read;
+        offset += num_read;
+        num_bytes -= (size_t)num_read;
+    }
+    return 0;
+}
+
+int kv_files_write_all(const struct kv_files *files, int fd, const void *bytes, size_t num_bytes,
+                       int64_t offset)
+{
+    const unsigned char *next = bytes;
+    while (num_bytes > 0) {
+        int64_t num_written = files->write(files->user, fd, next, num_bytes, offset);
+        if (num_written == -EINTR) {
+            continue;
+        }
+        if (num_written <= 0) {
+            return num_written < 0 ? (int)num_written : -EIO;
+        }
+        next += num_written;
+        offset += num_written;
+        num_bytes -= (size_t)num_written;
+    }
+    return 0;
+}

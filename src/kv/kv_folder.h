@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The folder of a disk tier: one process at a time has it, and it keeps the secret that its blocks'
+ * keys begin with, so that they are found again after a restart.
+ *
+ *   imbrex-kv.lock    locked as long as the folder is open; whoever has it wrote its pid there
+ *   imbrex-kv.secret  32 bytes, readable by their owner only
+ *   *.imbrex-kv       segments (kv_segment.h)
+ *
+ * Other files are left alone. */
+#ifndef IMBREX_KV_KV_FOLDER_H
+#define IMBREX_KV_KV_FOLDER_H
+
+#include "base/status.h"
+
+struct kv_folder {
+    char *path;
+    int lock_fd; /* -1: not open */
+    unsigned char secret[32];
+};
+
+/* Makes the folder if only it is missing. INVALID_ARGUMENT if another process, or another engine of
+ * this one, has it open; NOT_FOUND, IO as the system says. A secret that is not there or has
+ * another length is drawn anew: blocks that were kept under the old one are not found any more. */
+enum imbrex_status kv_folder_open(const char *path, struct kv_folder *folder,
+                                  struct imbrex_error *err);
+/* Safe on a zeroed struct and after close. */
+void kv_folder_close(struct kv_folder *folder);
+
+#endif

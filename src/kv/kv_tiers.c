@@ -1,0 +1,703 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kv/kv_tiers.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kv/kv_host.h"
+
+/* With a disk alone: so many slots, room for its jobs and for as many blocks that wait for one. */
+#define NUM_PASSING_SLOTS (2 * KV_DISK_MAX_JOBS)
+#define MAX_FETCHES 32 /* so that a nearer request never waits for more */
+#define NUM_BATCHES 4  /* of copies under way, each way */
+#define MAX_MOVES 64   /* of one batch */
+#define LOG_INTERVAL_NS INT64_C(60000000000)
+#define FLUSH_WAIT_NS INT64_C(100000000)
+
+struct move {
+    struct kv_key parent_key; /* of a promotion */
+    int32_t slot_idx, block_idx;
+    enum kv_tier from;
+    bool has_parent;
+};
+
+/* Copies that are told together. */
+struct batch {
+    struct move moves[MAX_MOVES]; /* [num_moves] */
+    struct device_event *event;
+    int32_t num_moves;
+    int32_t num_told; /* of the moves, those that poll has given back */
+    bool is_given;    /* the event is recorded behind all of them */
+    bool is_failed;   /* none of them counts */
+};
+
+/* Batches one way: num_batches from first on are filled, given or read. */
+struct direction {
+    struct batch batches[NUM_BATCHES];
+    int32_t first, num_batches;
+    enum device_stream stream;
+};
+
+struct kv_tiers {
+    struct device *device;
+    unsigned char *blocks;
+    struct kv_host host;
+    void *registered; /* the host tier's memory, once the device knows it */
+    bool is_passing;  /* slots are for moves only: what the disk has is not kept there */
+    struct kv_disk *disk;
+    const struct kv_folder *folder; /* of the disk */
+    const struct log *log;
+    struct direction out, in;
+    uint64_t look;         /* number of the look, from 1 on */
+    uint64_t *wanted;      /* [num_slots] the last look that asked for it */
+    enum kv_tier *origins; /* [num_slots] DISK: fetched and not promoted yet */
+    struct block_links unsaved_links;
+    struct block_list unsaved;    /* slots that the disk does not have, the oldest first */
+    bool *is_unsaved;             /* [num_slots] */
+    int32_t fetches[MAX_FETCHES]; /* [num_fetches] slots that the disk is to fill */
+    int32_t num_fetches;
+    bool *is_moving; /* [num_slots] a promotion is under way */
+    bool is_flushing;
+    bool has_failed; /* the device no longer says what is done */
+    int64_t last_log_ns;
+    bool has_logged;
+    uint64_t num_logged; /* faults that the log knows */
+    struct kv_tiers_metrics metrics;
+};
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+int32_t kv_tiers_num_slots(size_t block_bytes, size_t host_bytes, bool has_disk)
+{
+    size_t num_slots = host_bytes / block_bytes;
+    if (host_bytes == 0) {
+        return has_disk ? NUM_PASSING_SLOTS : 0;
+    }
+    num_slots = num_slots < INT32_MAX / 4 ? num_slots : INT32_MAX / 4;
+    return num_slots >= KV_TIERS_MIN_SLOTS ? (int32_t)num_slots : 0;
+}
+
+static void forget_unsaved(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    if (tiers->is_unsaved[slot_idx]) {
+        block_list_remove(&tiers->unsaved, tiers->unsaved_links, slot_idx);
+        tiers->is_unsaved[slot_idx] = false;
+    }
+}
+
+/* The slot is READY and the disk may want it. */
+static void note_unsaved(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    if (tiers->disk != NULL && !tiers->is_unsaved[slot_idx] &&
+        !kv_disk_has(tiers->disk, &tiers->host.keys[slot_idx],
+                     tiers->host.slots[slot_idx].token_ids)) {
+        block_list_append(&tiers->unsaved, tiers->unsaved_links, slot_idx);
+        tiers->is_unsaved[slot_idx] = true;
+    }
+}
+
+/* The slot to go next: of those that nothing holds and this look has not asked for, the least
+ * recently used one that is safe on disk, or the least recently used one. -1: none. */
+static int32_t find_victim(const struct kv_tiers *tiers)
+{
+    const struct kv_host *host = &tiers->host;
+    int32_t unsaved = -1;
+    for (int32_t i = host->used.first; i != -1; i = host->links.next[i]) {
+        if (host->slots[i].state != KV_HOST_READY || host->slots[i].num_holds > 0 ||
+            tiers->wanted[i] == tiers->look) {
+            continue;
+        }
+        if (!tiers->is_unsaved[i]) {
+            return i;
+        }
+        unsaved = unsaved == -1 ? i : unsaved;
+    }
+    return unsaved;
+}
+
+/* Gives the disk what it does not have, as far as it takes it. False if it refused one. */
+static bool save(struct kv_tiers *tiers)
+{
+    while (tiers->unsaved.first != -1 && kv_disk_is_ready(tiers->disk)) {
+        int32_t slot_idx = tiers->unsaved.first;
+        forget_unsaved(tiers, slot_idx);
+        if (!kv_disk_put(tiers->disk, &tiers->host.keys[slot_idx],
+                         tiers->host.slots[slot_idx].token_ids,
+                         kv_host_block(&tiers->host, slot_idx), slot_idx)) {
+            tiers->metrics.num_lost++;
+            return false;
+        }
+        kv_host_hold(&tiers->host, slot_idx);
+    }
+    return true;
+}
+
+/* ---- results of the disk --------------------------------------------------------------------- */
+
+static void forget_fetch(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    for (int32_t i = 0; i < tiers->num_fetches; i++) {
+        if (tiers->fetches[i] == slot_idx) {
+            tiers->num_fetches--;
+            tiers->fetches[i] = tiers->fetches[tiers->num_fetches];
+            return;
+        }
+    }
+    assert(!"every fetch is known");
+}
+
+static void poll_disk(struct kv_tiers *tiers)
+{
+    struct kv_disk_result result;
+    while (tiers->disk != NULL && kv_disk_poll(tiers->disk, &result)) {
+        if (result.is_get) {
+            forget_fetch(tiers, result.tag);
+            tiers->origins[result.tag] = KV_TIER_DISK;
+            kv_host_end(&tiers->host, result.tag, result.is_good);
+        } else {
+            kv_host_release(&tiers->host, result.tag);
+        }
+    }
+}
+
+/* ---- copies on the device -------------------------------------------------------------------- */
+
+static struct batch *batch_at(struct direction *direction, int32_t idx)
+{
+    return &direction->batches[(direction->first + idx) % NUM_BATCHES];
+}
+
+static void end_out(struct kv_tiers *tiers, const struct batch *batch)
+{
+    for (int32_t i = 0; i < batch->num_moves; i++) {
+        int32_t slot_idx = batch->moves[i].slot_idx;
+        kv_host_end(&tiers->host, slot_idx, !batch->is_failed);
+        if (batch->is_failed) {
+            tiers->metrics.num_copy_faults++;
+        } else {
+            tiers->metrics.num_demoted++;
+            note_unsaved(tiers, slot_idx);
+        }
+    }
+}
+
+/* Takes the oldest batch of copies out in if it is done, or waits for it. False: it is not. */
+static bool collect_out(struct kv_tiers *tiers, bool must_wait)
+{
+    struct batch *batch = batch_at(&tiers->out, 0);
+    bool is_done = true;
+    if (tiers->out.num_batches == 0 || !batch->is_given) {
+        return false;
+    }
+    enum imbrex_status status = must_wait
+                                    ? device_event_synchronize(tiers->device, batch->event)
+                                    : device_event_query(tiers->device, batch->event, &is_done);
+    if (!is_done) {
+        return false;
+    }
+    batch->is_failed |= status != IMBREX_STATUS_OK;
+    end_out(tiers, batch);
+    tiers->out.first = (tiers->out.first + 1) % NUM_BATCHES;
+    tiers->out.num_batches--;
+    return true;
+}
+
+static struct batch *add_batch(struct direction *direction)
+{
+    struct batch *batch = batch_at(direction, direction->num_batches);
+    direction->num_batches++;
+    batch->num_moves = 0;
+    batch->num_told = 0;
+    batch->is_given = false;
+    batch->is_failed = false;
+    return batch;
+}
+
+/* The batch that the next move goes into; NULL: all are under way. */
+static struct batch *open_batch(struct direction *direction)
+{
+    if (direction->num_batches > 0) {
+        struct batch *last = batch_at(direction, direction->num_batches - 1);
+        if (!last->is_given) {
+            return last->num_moves < MAX_MOVES ? last : NULL;
+        }
+    }
+    return direction->num_batches < NUM_BATCHES ? add_batch(direction) : NULL;
+}
+
+/* Waits for a stream whose event could not be put where it was meant to be. */
+static void drain(struct kv_tiers *tiers, const struct batch *batch, enum device_stream stream)
+{
+    if (device_event_record(tiers->device, batch->event, stream) != IMBREX_STATUS_OK ||
+        device_event_synchronize(tiers->device, batch->event) == IMBREX_STATUS_DEVICE) {
+        tiers->has_failed = true;
+    }
+}
+
+/* Closes the copies out that were given: the step's stream and the one of copies in go on behind
+ * them only. */
+static void fence_out(struct kv_tiers *tiers)
+{
+    struct device *device = tiers->device;
+    if (tiers->out.num_batches == 0) {
+        return;
+    }
+    struct batch *batch = batch_at(&tiers->out, tiers->out.num_batches - 1);
+    if (batch->is_given) {
+        return;
+    }
+    batch->is_given = true;
+    if (device_event_record(device, batch->event, tiers->out.stream) != IMBREX_STATUS_OK ||
+        device_event_wait(device, batch->event, DEVICE_STREAM_STEP) != IMBREX_STATUS_OK ||
+        device_event_wait(device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
+        drain(tiers, batch, tiers->out.stream);
+        batch->is_failed = true;
+    }
+}
+
+/* A batch for one more copy out, waiting for one where all are under way. */
+static struct batch *open_out(struct kv_tiers *tiers)
+{
+    struct batch *batch = open_batch(&tiers->out);
+    if (batch == NULL) {
+        fence_out(tiers);
+        if (tiers->out.num_batches == NUM_BATCHES) {
+            (void)collect_out(tiers, true);
+        }
+        batch = open_batch(&tiers->out);
+    }
+    return batch;
+}
+
+static void give_in(struct kv_tiers *tiers)
+{
+    struct device_copy copies[MAX_MOVES];
+    size_t block_bytes = tiers->host.block_bytes;
+    if (tiers->in.num_batches == 0) {
+        return;
+    }
+    struct batch *batch = batch_at(&tiers->in, tiers->in.num_batches - 1);
+    if (batch->is_given) {
+        return;
+    }
+    for (int32_t i = 0; i < batch->num_moves; i++) {
+        const struct move *move = &batch->moves[i];
+        copies[i] = (struct device_copy){.destination =
+                                             tiers->blocks + (size_t)move->block_idx * block_bytes,
+                                         .source = kv_host_block(&tiers->host, move->slot_idx),
+                                         .num_bytes = block_bytes};
+    }
+    batch->is_given = true;
+    if (device_copy_batch_async(tiers->device, tiers->in.stream, copies, batch->num_moves) !=
+        IMBREX_STATUS_OK) {
+        batch->is_failed = true;
+    }
+    if (device_event_record(tiers->device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
+        drain(tiers, batch, tiers->in.stream);
+        batch->is_failed = true;
+    }
+}
+
+enum imbrex_status kv_tiers_start(struct kv_tiers *tiers)
+{
+    fence_out(tiers);
+    give_in(tiers);
+    return tiers->has_failed ? IMBREX_STATUS_DEVICE : IMBREX_STATUS_OK;
+}
+
+/* ---- demotion -------------------------------------------------------------------------------- */
+
+/* A FILLING slot for the block; -1: there is no room. */
+static int32_t take_slot(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids)
+{
+    if (tiers->host.empty.first == -1) {
+        int32_t victim = find_victim(tiers);
+        if (victim == -1) {
+            return -1;
+        }
+        tiers->metrics.num_lost += tiers->is_unsaved[victim];
+        forget_unsaved(tiers, victim);
+        kv_host_evict(&tiers->host, victim);
+    }
+    return kv_host_begin(&tiers->host, key, token_ids);
+}
+
+/* Whether a slot can be had without a loss. */
+static bool has_safe_slot(const struct kv_tiers *tiers)
+{
+    if (tiers->host.empty.first != -1) {
+        return true;
+    }
+    int32_t victim = find_victim(tiers);
+    return victim != -1 && !tiers->is_unsaved[victim];
+}
+
+/* One round of waiting for the disk to take what is in the host tier. False: it takes no more. */
+static bool flush_some(struct kv_tiers *tiers)
+{
+    fence_out(tiers);
+    while (collect_out(tiers, true)) {
+    }
+    if (tiers->disk == NULL) {
+        return false;
+    }
+    bool is_taken = save(tiers);
+    if (kv_disk_num_jobs(tiers->disk) == 0) {
+        return is_taken && tiers->unsaved.first != -1;
+    }
+    kv_disk_wait(tiers->disk, FLUSH_WAIT_NS);
+    poll_disk(tiers);
+    return true;
+}
+
+void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids,
+                     int32_t block_idx)
+{
+    int32_t slot_idx = kv_table_find(&tiers->host.table, key);
+    if (slot_idx != -1) {
+        kv_host_touch(&tiers->host, slot_idx);
+        return;
+    }
+    if (tiers->is_passing && kv_disk_has(tiers->disk, key, token_ids)) {
+        return;
+    }
+    while (tiers->is_flushing && !has_safe_slot(tiers) && flush_some(tiers)) {
+    }
+    struct batch *batch = open_out(tiers);
+    if (batch == NULL || (slot_idx = take_slot(tiers, key, token_ids)) == -1) {
+        tiers->metrics.num_lost++;
+        return;
+    }
+    tiers->wanted[slot_idx] = 0;
+    tiers->origins[slot_idx] = KV_TIER_HOST;
+    const struct device_copy copy = {.destination = kv_host_block(&tiers->host, slot_idx),
+                                     .source = tiers->blocks +
+                                               (size_t)block_idx * tiers->host.block_bytes,
+                                     .num_bytes = tiers->host.block_bytes};
+    if (device_copy_batch_async(tiers->device, tiers->out.stream, &copy, 1) != IMBREX_STATUS_OK) {
+        kv_host_end(&tiers->host, slot_idx, false);
+        tiers->metrics.num_copy_faults++;
+        return;
+    }
+    batch->moves[batch->num_moves] = (struct move){.slot_idx = slot_idx, .block_idx = block_idx};
+    batch->num_moves++;
+}
+
+/* ---- what is wanted -------------------------------------------------------------------------- */
+
+void kv_tiers_begin_look(struct kv_tiers *tiers)
+{
+    tiers->look++;
+}
+
+enum kv_place kv_tiers_look(struct kv_tiers *tiers, const struct kv_key *key,
+                            const int32_t *token_ids)
+{
+    int32_t slot_idx = kv_host_find(&tiers->host, key, token_ids);
+    if (slot_idx == -1) {
+        return tiers->disk != NULL && kv_disk_has(tiers->disk, key, token_ids) ? KV_PLACE_DISK
+                                                                               : KV_PLACE_NONE;
+    }
+    tiers->wanted[slot_idx] = tiers->look;
+    kv_host_touch(&tiers->host, slot_idx);
+    if (tiers->host.slots[slot_idx].state == KV_HOST_FILLING) {
+        return KV_PLACE_COMING;
+    }
+    return tiers->is_moving[slot_idx] ? KV_PLACE_MOVING : KV_PLACE_HOST;
+}
+
+bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids)
+{
+    /* An equal key of other tokens has the slot. */
+    if (kv_table_find(&tiers->host.table, key) != -1) {
+        return false;
+    }
+    if (tiers->num_fetches == MAX_FETCHES || !kv_disk_is_ready(tiers->disk) ||
+        !has_safe_slot(tiers)) {
+        return false;
+    }
+    int32_t slot_idx = take_slot(tiers, key, token_ids);
+    if (!kv_disk_get(tiers->disk, key, token_ids, kv_host_block(&tiers->host, slot_idx),
+                     slot_idx)) {
+        kv_host_end(&tiers->host, slot_idx, false);
+        return false;
+    }
+    tiers->wanted[slot_idx] = tiers->look;
+    tiers->fetches[tiers->num_fetches] = slot_idx;
+    tiers->num_fetches++;
+    return true;
+}
+
+void kv_tiers_end_look(struct kv_tiers *tiers)
+{
+    for (int32_t i = tiers->num_fetches - 1; i >= 0; i--) {
+        int32_t slot_idx = tiers->fetches[i];
+        if (tiers->wanted[slot_idx] != tiers->look && kv_disk_cancel_get(tiers->disk, slot_idx)) {
+            forget_fetch(tiers, slot_idx);
+            kv_host_end(&tiers->host, slot_idx, false);
+            tiers->metrics.num_cancelled++;
+        }
+    }
+}
+
+bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
+                      const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx)
+{
+    int32_t slot_idx = kv_host_find(&tiers->host, key, token_ids);
+    struct batch *batch = open_batch(&tiers->in);
+    if (batch == NULL) {
+        return false;
+    }
+    kv_host_hold(&tiers->host, slot_idx);
+    batch->moves[batch->num_moves] = (struct move){
+        .slot_idx = slot_idx,
+        .block_idx = block_idx,
+        .from = tiers->origins[slot_idx],
+        .has_parent = parent_key != NULL,
+        .parent_key = parent_key != NULL ? *parent_key : (struct kv_key){{0}},
+    };
+    batch->num_moves++;
+    tiers->origins[slot_idx] = KV_TIER_HOST;
+    tiers->is_moving[slot_idx] = true;
+    return true;
+}
+
+bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
+{
+    struct batch *batch = batch_at(&tiers->in, 0);
+    bool is_done = true;
+    if (tiers->in.num_batches == 0 || !batch->is_given) {
+        return false;
+    }
+    if (batch->num_told == 0) {
+        enum imbrex_status status = device_event_query(tiers->device, batch->event, &is_done);
+        if (!is_done) {
+            return false;
+        }
+        batch->is_failed |= status != IMBREX_STATUS_OK;
+    }
+    const struct move *move = &batch->moves[batch->num_told];
+    *promotion = (struct kv_promotion){
+        .key = tiers->host.keys[move->slot_idx],
+        .parent_key = move->parent_key,
+        .has_parent = move->has_parent,
+        .block_idx = move->block_idx,
+        .from = move->from,
+        .is_good = !batch->is_failed,
+    };
+    memcpy(promotion->token_ids, tiers->host.slots[move->slot_idx].token_ids,
+           sizeof(promotion->token_ids));
+    kv_host_release(&tiers->host, move->slot_idx);
+    tiers->is_moving[move->slot_idx] = false;
+    tiers->metrics.num_promoted[move->from] += !batch->is_failed;
+    tiers->metrics.num_copy_faults += batch->is_failed;
+    batch->num_told++;
+    if (batch->num_told == batch->num_moves) {
+        tiers->in.first = (tiers->in.first + 1) % NUM_BATCHES;
+        tiers->in.num_batches--;
+    }
+    return true;
+}
+
+/* ---- progress -------------------------------------------------------------------------------- */
+
+static uint64_t count_faults(const struct kv_tiers *tiers, struct kv_tiers_metrics *metrics)
+{
+    kv_tiers_read_metrics(tiers, metrics);
+    return metrics->num_copy_faults + metrics->disk.num_write_faults +
+           metrics->disk.num_read_faults + metrics->disk.num_damaged;
+}
+
+static void log_faults(struct kv_tiers *tiers, int64_t now_ns)
+{
+    struct kv_tiers_metrics metrics;
+    uint64_t num_faults = count_faults(tiers, &metrics);
+    if (num_faults == tiers->num_logged ||
+        (tiers->has_logged && now_ns - tiers->last_log_ns < LOG_INTERVAL_NS)) {
+        return;
+    }
+    log_write(tiers->log, IMBREX_LOG_LEVEL_WARNING,
+              "KV tiers%s%s: %" PRIu64 " blocks were lost and are computed again: %" PRIu64
+              " not written, %" PRIu64 " not read, %" PRIu64 " damaged, %" PRIu64 " not copied%s%s",
+              tiers->folder != NULL ? " in " : "", tiers->folder != NULL ? tiers->folder->path : "",
+              num_faults, metrics.disk.num_write_faults, metrics.disk.num_read_faults,
+              metrics.disk.num_damaged, metrics.num_copy_faults,
+              metrics.disk.last_failure != 0 ? "; last: " : "",
+              metrics.disk.last_failure != 0 ? system_error_text(metrics.disk.last_failure) : "");
+    tiers->num_logged = num_faults;
+    tiers->last_log_ns = now_ns;
+    tiers->has_logged = true;
+}
+
+void kv_tiers_update(struct kv_tiers *tiers, int64_t now_ns)
+{
+    poll_disk(tiers);
+    while (collect_out(tiers, false)) {
+    }
+    if (tiers->disk != NULL) {
+        (void)save(tiers);
+    }
+    log_faults(tiers, now_ns);
+}
+
+bool kv_tiers_is_moving(const struct kv_tiers *tiers)
+{
+    return tiers->num_fetches > 0 || tiers->in.num_batches > 0;
+}
+
+bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
+{
+    return tiers->in.num_batches > 0;
+}
+
+void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns)
+{
+    if (tiers->in.num_batches > 0) {
+        const struct batch *batch = batch_at(&tiers->in, 0);
+        if (batch->is_given && !batch->is_failed) {
+            /* A copy takes no longer than a step; what it says, poll asks again. */
+            (void)device_event_synchronize(tiers->device, batch->event);
+        }
+    } else if (tiers->num_fetches > 0) {
+        kv_disk_wait(tiers->disk, timeout_ns);
+    }
+}
+
+void kv_tiers_begin_flush(struct kv_tiers *tiers)
+{
+    tiers->look++;
+    tiers->is_flushing = tiers->disk != NULL;
+}
+
+void kv_tiers_end_flush(struct kv_tiers *tiers)
+{
+    while (flush_some(tiers)) {
+    }
+}
+
+/* ---- create and destroy ---------------------------------------------------------------------- */
+
+static enum imbrex_status create_events(struct kv_tiers *tiers, struct direction *direction,
+                                        enum device_stream stream, struct imbrex_error *err)
+{
+    direction->stream = stream;
+    for (int32_t i = 0; i < NUM_BATCHES; i++) {
+        TRY(device_event_create(tiers->device, &direction->batches[i].event, err));
+    }
+    return IMBREX_STATUS_OK;
+}
+
+enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struct kv_tiers **tiers,
+                                   struct imbrex_error *err)
+{
+    enum imbrex_status status;
+    bool has_disk = options->disk != NULL;
+    int32_t num_slots = kv_tiers_num_slots(options->block_bytes, options->host_bytes, has_disk);
+    struct kv_tiers *created = calloc(1, sizeof(*created));
+    assert(num_slots > 0);
+    if (created == NULL) {
+        return error_out_of_memory(err, "the KV tiers", sizeof(*created));
+    }
+    size_t count = (size_t)num_slots;
+    *created = (struct kv_tiers){
+        .device = options->device,
+        .blocks = options->blocks,
+        .is_passing = options->host_bytes == 0,
+        .log = options->log,
+        .look = 1,
+        .unsaved = BLOCK_LIST_EMPTY,
+        .wanted = calloc(count, sizeof(*created->wanted)),
+        .origins = calloc(count, sizeof(*created->origins)),
+        .is_unsaved = calloc(count, sizeof(*created->is_unsaved)),
+        .is_moving = calloc(count, sizeof(*created->is_moving)),
+        .unsaved_links.previous = calloc(count, sizeof(*created->unsaved_links.previous)),
+        .unsaved_links.next = calloc(count, sizeof(*created->unsaved_links.next)),
+        .folder = has_disk ? options->disk->folder : NULL,
+    };
+    if (created->wanted == NULL || created->origins == NULL || created->is_unsaved == NULL ||
+        created->is_moving == NULL || created->unsaved_links.previous == NULL ||
+        created->unsaved_links.next == NULL) {
+        status = error_out_of_memory(err, "the KV tiers", count * sizeof(*created->wanted));
+        goto fail;
+    }
+    TRY_OR_FAIL(kv_host_create(num_slots, options->block_bytes, &created->host, err));
+    TRY_OR_FAIL(device_host_register(created->device, created->host.memory.base,
+                                     created->host.memory.num_bytes, err));
+    created->registered = created->host.memory.base;
+    TRY_OR_FAIL(create_events(created, &created->out, DEVICE_STREAM_KV_OUT, err));
+    TRY_OR_FAIL(create_events(created, &created->in, DEVICE_STREAM_KV_IN, err));
+    if (has_disk) {
+        TRY_OR_FAIL(kv_disk_open(options->disk, &created->disk, err));
+    }
+    *tiers = created;
+    return IMBREX_STATUS_OK;
+fail:
+    kv_tiers_destroy(created);
+    return status;
+}
+
+void kv_tiers_destroy(struct kv_tiers *tiers)
+{
+    if (tiers == NULL) {
+        return;
+    }
+    kv_disk_close(tiers->disk);
+    if (tiers->out.num_batches > 0 || tiers->in.num_batches > 0) {
+        (void)kv_tiers_start(tiers);
+    }
+    /* The step's stream was told to wait for copies out: nothing may be left there either. */
+    const enum device_stream streams[] = {DEVICE_STREAM_KV_OUT, DEVICE_STREAM_KV_IN,
+                                          DEVICE_STREAM_STEP};
+    struct device_event *last = tiers->in.batches[NUM_BATCHES - 1].event;
+    for (size_t i = 0; last != NULL && i < sizeof(streams) / sizeof(streams[0]); i++) {
+        if (device_event_record(tiers->device, last, streams[i]) == IMBREX_STATUS_OK) {
+            (void)device_event_synchronize(tiers->device, last);
+        }
+    }
+    for (int32_t i = 0; i < NUM_BATCHES; i++) {
+        device_event_destroy(tiers->device, tiers->out.batches[i].event);
+        device_event_destroy(tiers->device, tiers->in.batches[i].event);
+    }
+    device_host_unregister(tiers->device, tiers->registered);
+    kv_host_destroy(&tiers->host);
+    free(tiers->wanted);
+    free(tiers->origins);
+    free(tiers->is_unsaved);
+    free(tiers->is_moving);
+    free(tiers->unsaved_links.previous);
+    free(tiers->unsaved_links.next);
+    free(tiers);
+}
+
+/* ---- questions ------------------------------------------------------------------------------- */
+
+void kv_tiers_read_metrics(const struct kv_tiers *tiers, struct kv_tiers_metrics *metrics)
+{
+    *metrics = tiers->metrics;
+    metrics->num_host_blocks = tiers->host.used.num_members;
+    metrics->max_host_blocks = tiers->host.num_slots;
+    if (tiers->disk != NULL) {
+        kv_disk_read_metrics(tiers->disk, &metrics->disk);
+    }
+}
+
+bool kv_tiers_check(const struct kv_tiers *tiers)
+{
+    int32_t num_unsaved = 0;
+    for (int32_t i = tiers->unsaved.first; i != -1; i = tiers->unsaved_links.next[i]) {
+        if (num_unsaved == tiers->host.num_slots || !tiers->is_unsaved[i] ||
+            tiers->host.slots[i].state != KV_HOST_READY) {
+            return false;
+        }
+        num_unsaved++;
+    }
+    for (int32_t i = 0; i < tiers->num_fetches; i++) {
+        if (tiers->host.slots[tiers->fetches[i]].state != KV_HOST_FILLING) {
+            return false;
+        }
+    }
+    return num_unsaved == tiers->unsaved.num_members && kv_host_check(&tiers->host) &&
+           (tiers->disk == NULL || kv_disk_check(tiers->disk));
+}

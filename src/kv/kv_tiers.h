@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tiers below the first one, and all moves between them (docs/kv-cache.md has the picture).
+ * Blocks go device -> host -> disk and come back the same way; with a disk alone a few slots of RAM
+ * are what they pass through.
+ *
+ *   demote    a block of the device is about to be written over: copied to a slot first
+ *   save      a slot that the disk does not have is written there, in the background
+ *   fetch     disk -> slot, for somebody who waits
+ *   promote   slot -> a block of the device that the caller has for it
+ *
+ * On the device, copies out run on DEVICE_STREAM_KV_OUT and copies in on DEVICE_STREAM_KV_IN.
+ * Neither the next step nor a copy in begins before the copies out that were given by then
+ * (kv_tiers_start); kv_tiers_poll tells of a promoted block when its copy is done, and it may be
+ * read from then on. What a step wrote can be copied out once the step has been collected.
+ *
+ * One thread uses it, the one that uses the device. Nothing here waits but what says so. */
+#ifndef IMBREX_KV_KV_TIERS_H
+#define IMBREX_KV_KV_TIERS_H
+
+#include "base/log.h"
+#include "kv/kv_disk.h"
+#include "kv/kv_key.h"
+#include "kv/kv_pool.h"
+#include "ops/device.h"
+
+#define KV_TIERS_MIN_SLOTS 8 /* fewer could be all held by moves */
+
+enum kv_tier { KV_TIER_NONE = 0, KV_TIER_HOST = 1, KV_TIER_DISK = 2 };
+
+/* Where a block below the first tier is. */
+enum kv_place {
+    KV_PLACE_NONE = 0,
+    KV_PLACE_DISK,   /* can be fetched */
+    KV_PLACE_COMING, /* a slot is being filled with it */
+    KV_PLACE_HOST,   /* can be promoted */
+    KV_PLACE_MOVING, /* is being promoted */
+};
+
+struct kv_tiers_options {
+    struct device *device; /* outlives the tiers */
+    unsigned char *blocks; /* of the first tier: device memory, block_bytes each */
+    size_t block_bytes;
+    size_t host_bytes;                  /* of slots; 0: as few as a disk needs */
+    const struct kv_disk_options *disk; /* read during the call; NULL: no disk */
+    const struct log *log;              /* outlives the tiers */
+};
+
+/* A block that was copied up, or was not. */
+struct kv_promotion {
+    struct kv_key key, parent_key;
+    int32_t token_ids[KV_BLOCK_SIZE];
+    int32_t block_idx;
+    enum kv_tier from; /* where it lay when it was asked for */
+    bool has_parent;
+    bool is_good;
+};
+
+struct kv_tiers_metrics {
+    uint64_t num_demoted;                     /* blocks copied from the device */
+    uint64_t num_lost;                        /* demoted, and gone before the disk had them */
+    uint64_t num_promoted[3];                 /* by enum kv_tier */
+    uint64_t num_cancelled;                   /* fetches taken back */
+    uint64_t num_copy_faults;                 /* on the device */
+    int64_t num_host_blocks, max_host_blocks; /* now; slots */
+    struct kv_disk_metrics disk;              /* zeroed without one */
+};
+
+struct kv_tiers;
+
+/* The slots that host_bytes gives, or a disk needs. 0: fewer than there must be. */
+int32_t kv_tiers_num_slots(size_t block_bytes, size_t host_bytes, bool has_disk);
+
+enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struct kv_tiers **tiers,
+                                   struct imbrex_error *err);
+/* Waits for all moves; what the disk does not have yet is lost, unless kv_tiers_flush came before.
+ * NULL does nothing. */
+void kv_tiers_destroy(struct kv_tiers *tiers);
+
+/* The block's contents will be written over. Does nothing if nowhere is room for it. */
+void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids,
+                     int32_t block_idx);
+
+/* Takes in what disk and device have done. now_ns is for the log. */
+void kv_tiers_update(struct kv_tiers *tiers, int64_t now_ns);
+
+/* A look at what is wanted: between begin and end, every block that somebody waits for is asked
+ * for; a fetch that nobody asked for is taken back at the end if it has not begun. */
+void kv_tiers_begin_look(struct kv_tiers *tiers);
+void kv_tiers_end_look(struct kv_tiers *tiers);
+
+enum kv_place kv_tiers_look(struct kv_tiers *tiers, const struct kv_key *key,
+                            const int32_t *token_ids);
+/* Begins to fetch what look said is on DISK. False: not now, too many are under way. */
+bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids);
+/* Copies what look said is in the HOST place to block_idx, which nobody may touch until poll has
+ * given it back. parent_key: for the promotion; NULL: it is a head. False, and nothing has
+ * happened: too many are under way. */
+bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
+                      const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx);
+
+/* Gives the device what demote and promote asked for. Called before a step is given that may write
+ * to demoted blocks; DEVICE: the device does not say when it has copied them, so no step may. */
+enum imbrex_status kv_tiers_start(struct kv_tiers *tiers);
+/* The next promotion that is over, in the order in which they were asked for; false: none yet. */
+bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion);
+
+/* Whether a block is on its way up, from the disk or from the host. */
+bool kv_tiers_is_moving(const struct kv_tiers *tiers);
+/* Whether poll has promotions to give back, now or later. */
+bool kv_tiers_is_promoting(const struct kv_tiers *tiers);
+/* Waits for one of these moves, at most timeout_ns. */
+void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns);
+
+/* From now on nothing is lost for want of room: demote waits, and what is in the host tier goes to
+ * the disk. For the end, when no steps and no promotions are under way. */
+void kv_tiers_begin_flush(struct kv_tiers *tiers);
+/* Waits until the disk has everything, or takes no more. */
+void kv_tiers_end_flush(struct kv_tiers *tiers);
+
+void kv_tiers_read_metrics(const struct kv_tiers *tiers, struct kv_tiers_metrics *metrics);
+/* True if all parts agree. For tests and idle moments. */
+bool kv_tiers_check(const struct kv_tiers *tiers);
+
+#endif

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""--kv-host and --kv-disk."""
+import json
+import os
+import re
+import subprocess
+import unittest
+
+from support import IMBREX, TestCase, run
+
+PROMPT = ("Once upon a time there was a little girl named Lily who liked to play outside in the "
+          "park with her dog and her friends every single day of the summer because")
+
+
+class KvTiers(TestCase):
+    def generate(self, *options, prompt=PROMPT):
+        """(text, cached, from RAM, from disk)"""
+        result = run("run", "-p", prompt, "-n", "20", "--temp", "0", "-t", "1", *options)
+        self.assert_ok(result)
+        shown = result.stderr.decode()
+        found = re.search(r", (\d+) cached \((\d+) from RAM, (\d+) from disk\)", shown)
+        return (result.stdout, *(map(int, found.groups()) if found else (0, 0, 0)))
+
+    # Fault: a folder that is cold after a restart, or a text that differs with it; blocks of one
+    # model taken for another's; a damaged block that is used, or that ends the program.
+    def test_restart(self):
+        folder = os.path.join(self.folder, "cache")
+        option = ("--kv-disk", folder + ":1G")
+        alone = self.generate()
+        self.assertEqual(alone[1:], (0, 0, 0))
+        self.assertEqual(self.generate(*option), alone)
+        text, cached, _, from_disk = self.generate(*option)
+        self.assertEqual(text, alone[0])
+        self.assertEqual((cached, from_disk), (48, 48))
+        _, cached, _, _ = self.generate(*option, "--cpu", "ref")
+        self.assertEqual(cached, 0)
+        for name in os.listdir(folder):
+            if name.endswith(".imbrex-kv"):
+                with open(os.path.join(folder, name), "r+b") as file:
+                    for at in range(4096 + 1024 * 128, 4096 + 1024 * 128 + 4 * 20480, 1000):
+                        file.seek(at)
+                        byte = file.read(1)[0] ^ 4
+                        file.seek(at)
+                        file.write(bytes([byte]))
+        result = run("run", "-p", PROMPT, "-n", "20", "--temp", "0", "-t", "1", *option)
+        self.assert_ok(result)
+        self.assertEqual(result.stdout, alone[0])
+        self.assertIn(b"damaged", result.stderr)
+
+    # Fault: an option that is taken without its half, or a message that does not name it.
+    def test_bad_options(self):
+        for options, message in ((("--kv-disk", "somewhere"), "--kv-disk: expected a folder"),
+                                 (("--kv-disk", "somewhere:5"), "--kv-disk: expected a size"),
+                                 (("--kv-disk", ":5G"), "--kv-disk: expected a folder"),
+                                 (("--kv-host", "much"), "--kv-host: expected a size"),
+                                 (("--kv-host", "1K"), "kv_host_bytes: expected room"),
+                                 (("--kv-disk", self.folder + ":1M"), "kv_disk_bytes: expected"),
+                                 (("--kv-disk", self.folder + "/a/b:1G"), "KV folder")):
+            result = run("run", "-p", "hi", *options)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(message, result.stderr.decode())
+
+    # Fault: two processes that write one folder.
+    def test_two_processes(self):
+        folder = os.path.join(self.folder, "cache")
+        with subprocess.Popen([IMBREX, "chat", "--chat-template", "chatml", "-n", "4", "--kv-disk",
+                               folder + ":1G"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as first:
+            first.stdin.write(b"Hello\n")
+            first.stdin.flush()
+            self.assertNotEqual(first.stdout.read(1), b"")
+            result = run("run", "-p", "hi", "--kv-disk", folder + ":1G")
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(f"locked by process {first.pid}", result.stderr.decode())
+            first.stdin.close()
+            first.stdout.read()
+            first.stderr.read()
+            self.assertEqual(first.wait(), 0)
+        self.assert_ok(run("run", "-p", "hi", "-n", "2", "--kv-disk", folder + ":1G"))
+
+    # Fault: a plan without the tiers.
+    def test_inspect(self):
+        result = run("inspect", "--kv-host", "64M", "--kv-disk", self.folder + ":1G", "--json")
+        self.assert_ok(result)
+        plan = json.loads(result.stdout)["memory_plan"]
+        self.assertEqual(plan["kv_host_bytes"], (64 << 20) // 20480 * 20480)
+        self.assertEqual(plan["kv_disk_bytes"], 1 << 30)
+        shown = run("inspect", "--kv-host", "64M")
+        self.assert_ok(shown)
+        self.assertRegex(shown.stdout.decode(), r"below the KV cache\n +host +64\.0 MiB")
+
+    # Fault: hits of tiers that are not reported.
+    def test_bench(self):
+        result = run("bench", "engine", "--requests", "60", "--concurrency", "4",
+                     "--prompt-tokens", "100", "--output-tokens", "20", "--shared-prefix", "64",
+                     "--warmup", "0", "--kv-tokens", "512", "--kv-host", "64M", "--json", "-")
+        self.assert_ok(result)
+        shown = json.loads(result.stdout)
+        self.assertGreater(shown["engine"]["kv_host_bytes"], 0)
+        self.assertEqual(shown["result"]["kv_faults"], 0)
+        self.assertGreater(shown["result"]["kv_demoted"], 0)
+        self.assertEqual(shown["result"]["disk_tokens"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

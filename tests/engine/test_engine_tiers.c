@@ -1,0 +1,585 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests whose blocks go down to RAM and disk and come up again: the same bits as alone and
+ * computed, whatever moved, failed or was cancelled meanwhile. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+#include "ops/fake/device_fake.h"
+#include "tests/engine/request_cases.h"
+
+#define FOLDER TEST_BUILD_DIR "/tests/kv-tiers"
+#define NUM_CASES (TEST_SANITIZED ? 20 : 100)
+#define CONTEXT_SIZE 352
+#define NUM_PREFIXES 3
+#define MIN_TOKENS (TEST_SANITIZED ? 0 : 1000) /* that come up, of all cases */
+#define DISK_BYTES ((size_t)256 << 20)
+#define BLOCK_BYTES ((size_t)20480) /* of the built-in model */
+
+struct mix {
+    int32_t kv_cache_tokens, max_running, max_step_tokens;
+    uint64_t fake_seed; /* 0: the CPU */
+    int32_t num_rounds;
+    size_t num_host_blocks; /* 0: none */
+    bool has_disk;
+    int32_t evict_every; /* steps between evictions of all that is idle; 0: never */
+    bool is_impatient;   /* nobody waits for what is on its way */
+    const char *policy;  /* NULL: lru */
+};
+
+struct logged {
+    int32_t num_lines;
+    char last[512];
+};
+
+struct fixture {
+    struct imbrex_model *model;
+    struct request_case cases[100];
+    struct logged logged;
+};
+
+/* ---- engines --------------------------------------------------------------------------------- */
+
+static void empty_folder(void)
+{
+    char path[600];
+    DIR *folder = opendir(FOLDER);
+    for (const struct dirent *item; folder != NULL && (item = readdir(folder)) != NULL;) {
+        (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, item->d_name);
+        (void)unlink(path);
+    }
+    if (folder != NULL) {
+        (void)closedir(folder);
+    }
+}
+
+static struct imbrex_engine *create_engine(struct imbrex_model *model, const struct mix *mix,
+                                           struct device *device)
+{
+    struct imbrex_error err;
+    struct imbrex_engine *engine;
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.context_size = CONTEXT_SIZE;
+    options.kv_cache_tokens = mix->kv_cache_tokens;
+    options.max_running = mix->max_running;
+    options.max_step_tokens = mix->max_step_tokens;
+    options.num_threads = 1;
+    options.kv_policy = mix->policy;
+    options.kv_host_bytes = mix->num_host_blocks * BLOCK_BYTES;
+    options.kv_disk_path = mix->has_disk ? FOLDER : NULL;
+    options.kv_disk_bytes = mix->has_disk ? DISK_BYTES : 0;
+    if (engine_create_on(model, &options, device, &engine, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    if (mix->num_host_blocks > 0 || mix->has_disk) {
+        engine->tiers.patience_ns = mix->is_impatient ? 1 : INT64_MAX;
+    }
+    return engine;
+}
+
+static void note_log(void *user, enum imbrex_log_level level, const char *message)
+{
+    struct logged *logged = user;
+    if (level == IMBREX_LOG_LEVEL_WARNING) {
+        logged->num_lines++;
+        (void)snprintf(logged->last, sizeof(logged->last), "%s", message);
+    }
+}
+
+static int set_up(void **state)
+{
+    struct fixture *fixture = calloc(1, sizeof(*fixture));
+    uint64_t random = 5;
+    int32_t prefixes[NUM_PREFIXES][CONTEXT_SIZE];
+    if (fixture == NULL) {
+        return 1;
+    }
+    const struct imbrex_model_options options = {.log = note_log, .log_user = &fixture->logged};
+    if (imbrex_model_open(NULL, &options, &fixture->model, NULL) != IMBREX_STATUS_OK) {
+        return 1;
+    }
+    struct imbrex_engine *engine =
+        create_engine(fixture->model, &(struct mix){.kv_cache_tokens = 4 * CONTEXT_SIZE}, NULL);
+    for (int32_t i = 0; i < NUM_PREFIXES * CONTEXT_SIZE; i++) {
+        prefixes[i / CONTEXT_SIZE][i % CONTEXT_SIZE] =
+            (int32_t)request_case_random(&random, 500) + 3;
+    }
+    for (int32_t i = 0; i < NUM_CASES; i++) {
+        struct request_case *request_case = &fixture->cases[i];
+        request_case_init(request_case, fixture->model,
+                          &(struct request_case_limits){200, 40, 3, false}, &random);
+        int32_t num_ids = request_case->options.num_prompt_ids;
+        int32_t num_shared = (int32_t)request_case_random(&random, (uint32_t)num_ids + 1);
+        const int32_t *prefix = prefixes[request_case_random(&random, NUM_PREFIXES)];
+        memcpy(request_case->prompt_ids, prefix, (size_t)num_shared * sizeof(*prefix));
+        request_case_run_alone(request_case, engine);
+    }
+    imbrex_engine_destroy(engine);
+    *state = fixture;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct fixture *fixture = *state;
+    for (int32_t i = 0; i < NUM_CASES; i++) {
+        request_case_deinit(&fixture->cases[i]);
+    }
+    imbrex_model_close(fixture->model);
+    free(fixture);
+    empty_folder();
+    return 0;
+}
+
+/* All cases, two more in each step; compared with what came of them alone. */
+static void run_round(struct fixture *fixture, const struct mix *mix, struct imbrex_engine *engine)
+{
+    bool has_work = true;
+    int32_t num_submitted = 0;
+    for (int32_t step = 1; has_work || num_submitted < NUM_CASES; step++) {
+        assert_true(step < 1000000); /* everybody's turn comes */
+        for (int32_t i = 0; i < 2 && num_submitted < NUM_CASES; i++) {
+            request_case_reset(&fixture->cases[num_submitted]);
+            assert_int_equal(request_case_submit(&fixture->cases[num_submitted], engine),
+                             IMBREX_STATUS_OK);
+            num_submitted++;
+        }
+        assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
+        assert_true(scheduler_check(&engine->scheduler));
+        assert_true(kv_cache_check(engine->prefix.cache));
+        assert_true(kv_tiers_check(engine->tiers.tiers));
+        if (mix->evict_every > 0 && step % mix->evict_every == 0) {
+            kv_cache_clear(engine->prefix.cache, 0);
+        }
+    }
+    for (int32_t i = 0; i < NUM_CASES; i++) {
+        request_case_finish(&fixture->cases[i]);
+        request_case_compare(&fixture->cases[i], i);
+    }
+}
+
+static struct imbrex_engine_metrics run_mix(struct fixture *fixture, const struct mix *mix)
+{
+    struct device *device = NULL;
+    struct imbrex_engine_metrics metrics;
+    if (mix->fake_seed != 0) {
+        assert_int_equal(device_fake_create(mix->fake_seed, &device, NULL), IMBREX_STATUS_OK);
+    }
+    struct imbrex_engine *engine = create_engine(fixture->model, mix, device);
+    for (int32_t round = 0; round < mix->num_rounds; round++) {
+        run_round(fixture, mix, engine);
+    }
+    assert_true(scheduler_is_idle(&engine->scheduler));
+    imbrex_engine_read_metrics(engine, &metrics);
+    assert_int_equal(metrics.num_kv_faults, 0);
+    assert_true(metrics.num_host_tokens + metrics.num_disk_tokens <= metrics.num_cached_tokens);
+    imbrex_engine_destroy(engine);
+    device_destroy(device);
+    return metrics;
+}
+
+/* ---- round trips ----------------------------------------------------------------------------- */
+
+/* Catches: a block that comes up with other contents, in another place or before its copy is done;
+ * one that is written over before it was copied down; tokens counted for the wrong tier. */
+static void test_host(void **state)
+{
+    for (uint64_t seed = 0; seed < (TEST_SANITIZED ? 2 : 4); seed++) {
+        const struct mix mix = {.kv_cache_tokens = 2 * CONTEXT_SIZE,
+                                .max_running = 8,
+                                .max_step_tokens = 64,
+                                .fake_seed = seed,
+                                .num_rounds = 2,
+                                .num_host_blocks = 2000};
+        struct imbrex_engine_metrics metrics = run_mix(*state, &mix);
+        assert_true(metrics.num_host_tokens > MIN_TOKENS);
+        assert_int_equal(metrics.num_disk_tokens, 0);
+        assert_true(metrics.num_kv_demoted > 0);
+        assert_int_equal(metrics.num_kv_lost, 0);
+    }
+}
+
+static void test_disk(void **state)
+{
+    for (uint64_t seed = 0; seed < (TEST_SANITIZED ? 2 : 3); seed++) {
+        const struct mix mix = {.kv_cache_tokens = 2 * CONTEXT_SIZE,
+                                .max_running = 8,
+                                .max_step_tokens = 64,
+                                .fake_seed = seed,
+                                .num_rounds = 2,
+                                .has_disk = true};
+        empty_folder();
+        /* How many of them were still in the slots they pass through, threads decide. */
+        struct imbrex_engine_metrics metrics = run_mix(*state, &mix);
+        assert_true(metrics.num_disk_tokens > 0 || TEST_SANITIZED);
+        assert_true(metrics.num_host_tokens + metrics.num_disk_tokens > MIN_TOKENS);
+    }
+}
+
+/* Few slots between: everything passes them all the time. Catches: two half-loaded requests that
+ * wait for each other, a slot that is taken while something reads or fills it. */
+static void test_narrow(void **state)
+{
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        struct mix mix = {.kv_cache_tokens = CONTEXT_SIZE + 32,
+                          .max_running = 8,
+                          .max_step_tokens = 48,
+                          .fake_seed = seed,
+                          .num_rounds = 2,
+                          .num_host_blocks = KV_TIERS_MIN_SLOTS,
+                          .has_disk = true,
+                          .policy = seed == 0 ? "lru" : "predictive"};
+        empty_folder();
+        struct imbrex_engine_metrics metrics = run_mix(*state, &mix);
+        assert_true(metrics.num_host_tokens + metrics.num_disk_tokens > 0);
+        assert_true(metrics.num_preemptions > 0);
+        mix.is_impatient = true;
+        (void)run_mix(*state, &mix);
+    }
+}
+
+/* All that is idle goes down again and again, also what was promoted for a request that still
+ * waits. Catches: a promotion behind a parent that has gone, a request that waits for ever. */
+static void test_forced_eviction(void **state)
+{
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        const struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE,
+                                .max_running = 8,
+                                .max_step_tokens = 64,
+                                .fake_seed = seed,
+                                .num_rounds = 2,
+                                .num_host_blocks = 300,
+                                .has_disk = true,
+                                .evict_every = 2};
+        empty_folder();
+        assert_true(run_mix(*state, &mix).num_host_tokens > 0);
+    }
+}
+
+/* ---- restarts -------------------------------------------------------------------------------- */
+
+/* The prompt alone; how many of its tokens were found, in *from_disk how many of them there. */
+static int32_t count_cached(struct imbrex_engine *engine, const int32_t *ids, int32_t num_ids,
+                            int32_t *from_host, int32_t *from_disk)
+{
+    struct imbrex_request_options options = imbrex_request_options_default(engine->model);
+    struct imbrex_request *request;
+    struct imbrex_request_metrics metrics;
+    options.prompt_ids = ids;
+    options.num_prompt_ids = num_ids;
+    options.max_tokens = 1;
+    options.ignore_eos = true;
+    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
+    imbrex_request_read_metrics(request, &metrics);
+    imbrex_request_destroy(request);
+    *from_host = metrics.num_host_tokens;
+    *from_disk = metrics.num_disk_tokens;
+    return metrics.num_cached_tokens;
+}
+
+/* Catches: a cache that is cold after a restart, one that another kernel's or model's blocks are
+ * taken from, tokens of a tier that are counted again when the block has stayed. */
+static void test_restart(void **state)
+{
+    struct fixture *fixture = *state;
+    const struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .has_disk = true};
+    int32_t ids[200], from_host, from_disk;
+    for (int32_t i = 0; i < 200; i++) {
+        ids[i] = 3 + 7 * i % 450;
+    }
+    empty_folder();
+    struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 0);
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(from_host + from_disk, 0);
+    imbrex_engine_destroy(engine);
+
+    engine = create_engine(fixture->model, &mix, NULL);
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(from_disk, 192);
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(from_host + from_disk, 0);
+    kv_cache_clear(engine->prefix.cache, 0);
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(from_host, 192); /* still in the slots they came through */
+    ids[100]++;
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 96);
+    imbrex_engine_destroy(engine);
+
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.kv_disk_path = FOLDER;
+    options.kv_disk_bytes = DISK_BYTES;
+    options.context_size = CONTEXT_SIZE;
+    options.cpu_features = 0;
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, NULL),
+                     IMBREX_STATUS_OK);
+    engine->tiers.patience_ns = INT64_MAX;
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 0);
+    imbrex_engine_destroy(engine);
+
+    /* What was there before is still. */
+    engine = create_engine(fixture->model, &mix, NULL);
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(from_disk, 192);
+    imbrex_engine_destroy(engine);
+}
+
+/* The whole mix on a warm disk, through a device whose copies come late. Catches: bits that differ
+ * after a restart. */
+static void test_warm_mix(void **state)
+{
+    const struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE,
+                            .max_running = 8,
+                            .max_step_tokens = 64,
+                            .num_rounds = 1,
+                            .num_host_blocks = 64,
+                            .has_disk = true};
+    struct mix warm = mix;
+    empty_folder();
+    (void)run_mix(*state, &mix);
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        warm.fake_seed = seed;
+        struct imbrex_engine_metrics metrics = run_mix(*state, &warm);
+        assert_true(metrics.num_disk_tokens > 0);
+        assert_true(metrics.num_host_tokens + metrics.num_disk_tokens > MIN_TOKENS);
+    }
+}
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+/* Flips bits in all segments, cuts some, removes others. */
+static void damage_folder(uint64_t *random)
+{
+    char path[600];
+    DIR *folder = opendir(FOLDER);
+    assert_non_null(folder);
+    for (const struct dirent *item; (item = readdir(folder)) != NULL;) {
+        (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, item->d_name);
+        if (strstr(item->d_name, ".imbrex-kv") == NULL) {
+            continue;
+        }
+        int fd = open(path, O_RDWR);
+        assert_true(fd >= 0);
+        /* Entries, and blocks behind them. */
+        for (int32_t i = 0; i < 40; i++) {
+            unsigned char byte;
+            off_t at = 4096 + (off_t)request_case_random(random, 400 * 20480);
+            if (i % 4 == 0) {
+                at = 4096 + (off_t)request_case_random(random, 400 * 128);
+            }
+            assert_int_equal(pread(fd, &byte, 1, at), 1);
+            byte ^= (unsigned char)(1 << request_case_random(random, 8));
+            assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+        }
+        (void)close(fd);
+    }
+    (void)closedir(folder);
+}
+
+/* Catches: a damaged block that is used, a fault that ends a request or the engine, faults that are
+ * not counted or fill the log. */
+static void test_damaged(void **state)
+{
+    struct fixture *fixture = *state;
+    const struct mix mix = {.kv_cache_tokens = 3 * CONTEXT_SIZE,
+                            .max_running = 8,
+                            .max_step_tokens = 64,
+                            .num_host_blocks = 32,
+                            .has_disk = true};
+    uint64_t random = 17;
+    struct imbrex_engine_metrics metrics;
+    empty_folder();
+    struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
+    run_round(fixture, &mix, engine);
+    imbrex_engine_destroy(engine);
+    damage_folder(&random);
+    engine = create_engine(fixture->model, &mix, NULL);
+    fixture->logged.num_lines = 0;
+    run_round(fixture, &mix, engine);
+    damage_folder(&random); /* under it */
+    run_round(fixture, &mix, engine);
+    /* All segments at once. */
+    DIR *folder = opendir(FOLDER);
+    char path[600];
+    for (const struct dirent *item; folder != NULL && (item = readdir(folder)) != NULL;) {
+        (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, item->d_name);
+        (void)unlink(path);
+    }
+    (void)closedir(folder);
+    run_round(fixture, &mix, engine);
+    imbrex_engine_read_metrics(engine, &metrics);
+    assert_true(metrics.num_kv_faults > 10);
+    assert_true(metrics.num_disk_tokens > 0);
+    assert_int_equal(fixture->logged.num_lines, 1);
+    assert_non_null(strstr(fixture->logged.last, FOLDER));
+    imbrex_engine_destroy(engine);
+}
+
+/* Copies of blocks fail now and then, and calls. Catches: a block that is used although its copy
+ * failed, a pin or a slot that stays. */
+static void test_failing_copies(void **state)
+{
+    struct fixture *fixture = *state;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        const struct mix mix = {.kv_cache_tokens = 2 * CONTEXT_SIZE,
+                                .max_running = 8,
+                                .max_step_tokens = 64,
+                                .num_host_blocks = 500};
+        struct device *device;
+        struct imbrex_engine_metrics metrics;
+        bool has_work = true;
+        int32_t num_failed = 0, num_good = 0;
+        assert_int_equal(device_fake_create(seed, &device, NULL), IMBREX_STATUS_OK);
+        struct imbrex_engine *engine = create_engine(fixture->model, &mix, device);
+        for (int32_t round = 0; round < 3; round++) {
+            int32_t num_submitted = 0;
+            has_work = true;
+            for (int32_t step = 1; has_work || num_submitted < NUM_CASES; step++) {
+                if (num_submitted < NUM_CASES) {
+                    request_case_reset(&fixture->cases[num_submitted]);
+                    assert_int_equal(request_case_submit(&fixture->cases[num_submitted], engine),
+                                     IMBREX_STATUS_OK);
+                    num_submitted++;
+                }
+                if (step % 5 == 0) {
+                    device_fake_fail(
+                        device, step % 2 == 0 ? DEVICE_FAKE_FAULT_COPY : DEVICE_FAKE_FAULT_CALL,
+                        1 + step % 7, IMBREX_STATUS_IO);
+                }
+                assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
+                assert_true(kv_cache_check(engine->prefix.cache));
+                assert_true(kv_tiers_check(engine->tiers.tiers));
+            }
+            device_fake_fail(device, DEVICE_FAKE_FAULT_COPY, 0, IMBREX_STATUS_OK);
+            device_fake_fail(device, DEVICE_FAKE_FAULT_CALL, 0, IMBREX_STATUS_OK);
+            for (int32_t i = 0; i < NUM_CASES; i++) {
+                request_case_finish(&fixture->cases[i]);
+                /* A copy of a step that fails takes its requests with it. */
+                if (fixture->cases[i].mixed.status == IMBREX_STATUS_OK) {
+                    request_case_compare(&fixture->cases[i], i);
+                    num_good++;
+                } else {
+                    num_failed++;
+                }
+            }
+        }
+        imbrex_engine_read_metrics(engine, &metrics);
+        assert_true(num_good > 0 && num_failed > 0);
+        assert_true(metrics.num_kv_faults > 0);
+        assert_int_equal(metrics.kv_num_free, metrics.kv_num_blocks);
+        imbrex_engine_destroy(engine);
+        device_destroy(device);
+    }
+}
+
+/* Requests that are cancelled while their blocks are on the way. Catches: a load that goes on for
+ * nobody and takes the place of others', a request that cannot end before its load has. */
+static void test_cancel(void **state)
+{
+    struct fixture *fixture = *state;
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        const struct mix mix = {.kv_cache_tokens = 2 * CONTEXT_SIZE,
+                                .max_running = 4,
+                                .max_step_tokens = 64,
+                                .num_host_blocks = 64,
+                                .has_disk = true};
+        struct device *device = NULL;
+        uint64_t random = 23;
+        bool has_work = true;
+        int32_t num_submitted = 0, num_cancelled = 0;
+        empty_folder();
+        if (seed != 0) {
+            assert_int_equal(device_fake_create(seed, &device, NULL), IMBREX_STATUS_OK);
+        }
+        struct imbrex_engine *engine = create_engine(fixture->model, &mix, device);
+        run_round(fixture, &mix, engine);
+        kv_cache_clear(engine->prefix.cache, 0);
+        while (has_work || num_submitted < NUM_CASES) {
+            for (int32_t i = 0; i < 6 && num_submitted < NUM_CASES; i++) {
+                request_case_reset(&fixture->cases[num_submitted]);
+                assert_int_equal(request_case_submit(&fixture->cases[num_submitted], engine),
+                                 IMBREX_STATUS_OK);
+                num_submitted++;
+            }
+            assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
+            assert_true(kv_tiers_check(engine->tiers.tiers));
+            for (int32_t i = 0; i < 3; i++) {
+                int32_t chosen = (int32_t)request_case_random(&random, (uint32_t)num_submitted);
+                imbrex_request_cancel(fixture->cases[chosen].request);
+            }
+        }
+        for (int32_t i = 0; i < NUM_CASES; i++) {
+            request_case_finish(&fixture->cases[i]);
+            request_case_compare(&fixture->cases[i], i);
+            num_cancelled +=
+                fixture->cases[i].mixed.choices[0].reason == IMBREX_FINISH_REASON_CANCELLED;
+        }
+        assert_true(num_cancelled > 0 && num_cancelled < NUM_CASES);
+        imbrex_engine_destroy(engine);
+        device_destroy(device);
+    }
+}
+
+/* Catches: options that are taken although they contradict each other, a message without the name
+ * of what is wrong, a folder that two engines write. */
+static void test_options(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_engine *engine = NULL, *second = NULL;
+    struct imbrex_error err;
+    struct imbrex_memory_plan plan;
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.context_size = CONTEXT_SIZE;
+    empty_folder();
+    options.kv_host_bytes = KV_TIERS_MIN_SLOTS * BLOCK_BYTES - 1;
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "kv_host_bytes"));
+    options.kv_host_bytes++;
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err), IMBREX_STATUS_OK);
+    assert_int_equal(plan.kv_host_bytes, KV_TIERS_MIN_SLOTS * BLOCK_BYTES);
+    options.kv_policy = "none";
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "kv_policy"));
+    options.kv_policy = NULL;
+    options.kv_disk_path = FOLDER;
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "kv_disk_bytes"));
+    options.kv_disk_bytes = 1 << 20;
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "kv_disk_bytes"));
+    options.kv_disk_bytes = DISK_BYTES;
+    options.kv_host_bytes = 0;
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err), IMBREX_STATUS_OK);
+    assert_true(plan.kv_host_bytes > 0);
+    assert_int_equal(plan.kv_disk_bytes, DISK_BYTES);
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &second, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, FOLDER));
+    imbrex_engine_destroy(engine);
+    options.kv_disk_path = FOLDER "/none/there";
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_NOT_FOUND);
+}
+
+int run_engine_tiers_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_restart),        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_host),           cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_narrow),         cmocka_unit_test(test_forced_eviction),
+        cmocka_unit_test(test_warm_mix),       cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_failing_copies), cmocka_unit_test(test_cancel),
+    };
+    return cmocka_run_group_tests_name("engine_tiers", tests, set_up, tear_down);
+}

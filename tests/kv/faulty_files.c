@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/kv/faulty_files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+static bool is_dead(struct faulty_files *faulty)
+{
+    return faulty->num_bytes_left == 0;
+}
+
+static bool is_due(atomic_int_fast64_t *num_calls, int64_t every)
+{
+    return (++*num_calls % (every > 0 ? every : 1)) == 0 && every > 0;
+}
+
+static int faulty_open(void *user, const char *path, int flags, unsigned mode)
+{
+    struct faulty_files *faulty = user;
+    if (is_due(&faulty->num_opens, faulty->open_every)) {
+        return -faulty->failure;
+    }
+    if (is_dead(faulty) && flags != O_RDONLY) {
+        return -EIO;
+    }
+    return kv_files_system.open(NULL, path, flags, mode);
+}
+
+static void faulty_close(void *user, int fd)
+{
+    (void)user;
+    kv_files_system.close(NULL, fd);
+}
+
+static int64_t faulty_read(void *user, int fd, void *bytes, size_t num_bytes, int64_t offset)
+{
+    struct faulty_files *faulty = user;
+    if (is_due(&faulty->num_reads, faulty->read_every)) {
+        return -faulty->failure;
+    }
+    num_bytes = faulty->is_short ? (num_bytes + 1) / 2 : num_bytes;
+    int64_t num_read = kv_files_system.read(NULL, fd, bytes, num_bytes, offset);
+    int64_t flip_every = faulty->flip_every;
+    if (num_read > 0 && flip_every > 0 && faulty->num_reads % flip_every == 0) {
+        int64_t bit = faulty->num_reads * 7919 % (8 * num_read);
+        ((unsigned char *)bytes)[bit / 8] ^= (unsigned char)(1 << bit % 8);
+    }
+    return num_read;
+}
+
+static int64_t faulty_write(void *user, int fd, const void *bytes, size_t num_bytes, int64_t offset)
+{
+    struct faulty_files *faulty = user;
+    if (is_due(&faulty->num_writes, faulty->write_every)) {
+        return -faulty->failure;
+    }
+    num_bytes = faulty->is_short ? (num_bytes + 1) / 2 : num_bytes;
+    int64_t left = faulty->num_bytes_left;
+    if (left >= 0) {
+        if (left == 0) {
+            return -EIO;
+        }
+        num_bytes = (int64_t)num_bytes < left ? num_bytes : (size_t)left;
+        faulty->num_bytes_left -= (int64_t)num_bytes;
+    }
+    int64_t num_written = kv_files_system.write(NULL, fd, bytes, num_bytes, offset);
+    faulty->num_bytes_written += num_written > 0 ? num_written : 0;
+    return num_written;
+}
+
+static int faulty_resize(void *user, int fd, int64_t num_bytes)
+{
+    struct faulty_files *faulty = user;
+    if (is_due(&faulty->num_resizes, faulty->resize_every)) {
+        return -faulty->failure;
+    }
+    /* Thousands of files need no room on the disk. */
+    return is_dead(faulty) ? -EIO : ftruncate(fd, num_bytes) == 0 ? 0 : -errno;
+}
+
+static int64_t faulty_size(void *user, int fd)
+{
+    (void)user;
+    return kv_files_system.size(NULL, fd);
+}
+
+static int faulty_rename(void *user, const char *from, const char *to)
+{
+    return is_dead(user) ? -EIO : kv_files_system.rename(NULL, from, to);
+}
+
+static int faulty_remove(void *user, const char *path)
+{
+    return is_dead(user) ? -EIO : kv_files_system.remove(NULL, path);
+}
+
+void faulty_files_init(struct faulty_files *faulty)
+{
+    *faulty = (struct faulty_files){
+        .files = {.user = faulty,
+                  .open = faulty_open,
+                  .close = faulty_close,
+                  .read = faulty_read,
+                  .write = faulty_write,
+                  .resize = faulty_resize,
+                  .size = faulty_size,
+                  .rename = faulty_rename,
+                  .remove = faulty_remove},
+        .num_bytes_left = -1,
+        .failure = EIO,
+    };
+}
