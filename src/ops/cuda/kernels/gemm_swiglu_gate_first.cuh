@@ -34,8 +34,8 @@ enum gate_first_swish { hidden, serialised, removed, held };
 /* Threads of one consumer alone; behind the barriers of turns. */
 enum { BARRIER_GROUP = BARRIER_TURN + 2 };
 
-/* Whether a pass over gate ends before anything of the next begins. Then a barrier stands behind the
- * others: 8 bytes of those that the first stage's alignment leaves over. */
+/* Whether a pass over gate ends before anything of the next begins. Then a barrier stands behind
+ * the others: 8 bytes of those that the first stage's alignment leaves over. */
 template <int SWISH> __device__ __forceinline__ constexpr bool ends_pass(void)
 {
     return SWISH == serialised || SWISH == held;
