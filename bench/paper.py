@@ -6,8 +6,8 @@ usage: paper.py run -o FILE [--shapes 0.5B,7B] [--tokens 128,1024] [--parts cell
        paper.py report FILE... [--table FILE | --into FILE] [--plots PREFIX]
 
 `run` needs a Hopper GPU, PyTorch and Triton, and takes its time in this order, until --budget is
-spent: every way of computing D = silu(A gate^T) * (A up^T) on every cell (part cells), mismatches
-against fp64 at four input scales (numerics), and torch.compile, beside eager and ours again: in mode
+spent: every way of computing D = silu(A gate^T) * (A up^T) on every cell (part cells); mismatches
+against fp64 at four input scales (numerics); torch.compile, beside eager and ours again, in mode
 max-autotune on --autotune-cells cells, as each takes many seconds (autotune), and as it is by
 default on all (compile). What is left out is named.
 
@@ -226,6 +226,7 @@ class Bench:
             return (lambda i: self.ops.swiglu(x[i], gate[i], up[i], weights_settled=True,
                                               plan=given), told)
         mode = {} if base == "compile" else {"mode": "max-autotune-no-cudagraphs"}
+        self.torch._inductor.config.autotune_num_choices_displayed = 0
         compiled = self.torch.compile(self.eager, dynamic=False, fullgraph=True, **mode)
         begin = time.monotonic()
         compiled(x[0], gate[0], up[0])
