@@ -11,10 +11,10 @@ against fp64 at four input scales (numerics); torch.compile, beside eager and ou
 max-autotune on --autotune-cells cells, as each takes many seconds (autotune), and as it is by
 default on all (compile). What is left out is named.
 
-Protocol: N(0,1) activations, N(0,1/K) weights; weights, activations and results rotated past the L2
-cache; each way alone in a CUDA graph of about 4 ms, the ways of a cell in turns, median of the
-rounds with p10 and p90. "plain" is the same without a graph, launched call by call. No time is
-given for a result that was not checked against fp64.
+Protocol: N(0,1) activations, N(0,1/K) weights, both rotated past the L2 cache; each way alone in a
+CUDA graph of about 4 ms, the ways of a cell in turns, median of the rounds with p10 and p90. "plain"
+is the same without a graph, launched call by call. No time is given for a result that was not
+checked against fp64.
 
 `report` turns the JSON into tables and, with matplotlib, plots (PNG and SVG); it needs no GPU.
 """
@@ -226,7 +226,9 @@ class Bench:
             return (lambda i: self.ops.swiglu(x[i], gate[i], up[i], weights_settled=True,
                                               plan=given), told)
         mode = {} if base == "compile" else {"mode": "max-autotune-no-cudagraphs"}
-        self.torch._inductor.config.autotune_num_choices_displayed = 0
+        with contextlib.suppress(AttributeError, ImportError):  # it prints every choice otherwise
+            import torch._inductor.config
+            torch._inductor.config.autotune_num_choices_displayed = 0
         compiled = self.torch.compile(self.eager, dynamic=False, fullgraph=True, **mode)
         begin = time.monotonic()
         compiled(x[0], gate[0], up[0])
