@@ -12,9 +12,9 @@ max-autotune on --autotune-cells cells, as each takes many seconds (autotune), a
 default on all (compile). What is left out is named.
 
 Protocol: N(0,1) activations, N(0,1/K) weights, both rotated past the L2 cache; each way alone in a
-CUDA graph of about 4 ms, the ways of a cell in turns, median of the rounds with p10 and p90. "plain"
-is the same without a graph, launched call by call. No time is given for a result that was not
-checked against fp64.
+CUDA graph of about 4 ms, the ways of a cell in turns, median of the rounds with p10 and p90.
+"plain" is the same without a graph, launched call by call. No time is given for a result that was
+not checked against fp64.
 
 `report` turns the JSON into tables and, with matplotlib, plots (PNG and SVG); it needs no GPU.
 """
