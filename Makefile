@@ -321,7 +321,8 @@ LINK_TEST = $(call QUIET,link) $(CC) $(LINK_OPTIONS) $(filter %.o,$^) $(filter %
 # --wrap sees the calls of imbrex, jansson and utf8proc, not those inside cmocka and libc.
 WRAP := $(foreach f,malloc calloc realloc free mmap munmap pthread_create read open,-Wl,--wrap=$(f))
 
-$(UNIT): $(call objects,$(UNIT_SOURCES)) $(TEST_LIB)
+$(UNIT): $(call objects,$(UNIT_SOURCES) $(if $(filter 1,$(CUDA)),bench/cuda/kernel_trace.c)) \
+    $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 $(CHECKS): $(BUILD)/tests/%: $(OBJ)/tests/ops/%.o $(call objects,$(CHECK_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)

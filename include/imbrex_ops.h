@@ -198,12 +198,14 @@ enum imbrex_kernel_op { IMBREX_KERNEL_OP_GEMM_SWIGLU, IMBREX_KERNEL_OP_GEMM };
 
 /* A compiled kernel: one tile size and one schedule. */
 struct imbrex_kernel_variant {
-    const char *name;     /* static storage */
-    const char *schedule; /* "pingpong" or "cooperative"; "multistage" if portable */
-    bool is_split;        /* for shapes that are, and only for these */
-    bool is_general;      /* likewise */
-    int32_t block_m;      /* rows of A and D in a tile */
-    int32_t block_n;      /* rows of weights in a tile; of gemm_swiglu, gate and up together */
+    const char *name; /* static storage */
+    /* "pingpong", "cooperative", "multistage" if portable, or "gate_first": all of k for gate, then
+     * all of it for up, with Swish between the two (arXiv 2607.02521, Kernel-1). */
+    const char *schedule;
+    bool is_split;   /* for shapes that are, and only for these; gate_first: for both */
+    bool is_general; /* likewise */
+    int32_t block_m; /* rows of A and D in a tile */
+    int32_t block_n; /* rows of weights in a tile; of gemm_swiglu, gate and up together */
     int32_t num_stages;
     int32_t shared_bytes;
     bool is_portable; /* for compute capability 8.0 and newer; else for 9.0 alone */

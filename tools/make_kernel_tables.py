@@ -24,7 +24,8 @@ def contestant(row, kind):
 
 def tile_text(plan):
     """As the table names a tile: pp 128x192 c2x1."""
-    schedule = {"pingpong": "pp", "cooperative": "co", "multistage": "ms"}[plan["schedule"]]
+    schedule = {"pingpong": "pp", "cooperative": "co", "multistage": "ms",
+                "gate_first": "gf"}[plan["schedule"]]
     text = f"{schedule} {plan['block_m']}x{plan['block_n']}"
     if plan["cluster_m"] * plan["cluster_n"] > 1:
         text += f" c{plan['cluster_m']}x{plan['cluster_n']}"
@@ -34,7 +35,8 @@ def tile_text(plan):
 def model_text(row):
     """What the cost model would have chosen, if a measured choice has taken its place: the cheapest
     of all contestants by its own figures."""
-    entries = [entry for entry in row["contestants"] if entry["kind"] == "imbrex"]
+    entries = [entry for entry in row["contestants"] if entry["kind"] == "imbrex" and
+               entry["plan"]["schedule"] != "gate_first"]
     model = min(entries, key=lambda entry: entry["plan"]["expected_us"])
     if model is entries[0]:
         return ""
@@ -102,6 +104,53 @@ def gpu_table(runs):
     for kind in baselines:
         text += f", {summary[f'geomean_{kind}_over_imbrex']:.3f} over {kind}"
     return lines + ["", text + "."] + (["", runs_text(runs)] if others else [])
+
+
+def gate_first_of(row):
+    """The fastest plan of gate_first."""
+    return min((entry for entry in row["contestants"] if entry["kind"] == "imbrex" and
+                entry["plan"]["schedule"] == "gate_first"),
+               key=lambda entry: entry["us"]["median"])
+
+
+def hidden_table(result):
+    rows = []
+    for row in result["rows"]:
+        times = [entry["us"]["median"] for entry in row["contestants"]]
+        shares = [row["hidden"][key] for key in ("share", "share_of_swish")]
+        rows.append([row["shape"], str(row["m"]), tile_text(row["contestants"][0]["plan"]),
+                     *(f"{time:.1f}" for time in times),
+                     *(f"{100 * share['median']:.1f} ({100 * share['p10']:.1f}-"
+                       f"{100 * share['p90']:.1f})" for share in shares)])
+    return markdown(["shape", "M", "tile", "hidden us", "serialised us", "removed us",
+                     "removed, turn held us", "hidden %", "hidden % of Swish alone"], rows, 3)
+
+
+def gate_first_table(runs):
+    """gate_first beside the bare GEMM and the chosen kernel, or what it hides of Swish."""
+    name, result = runs[0]
+    lines = [f"{result['gpu']}, driver {result['driver']}, {result['date'][:10]}, commit "
+             f"{result['commit']}, clock {result['clock']}; {result['pairs']} rounds of replays of "
+             f"{result['replay_ms']:g} ms ([{name}](../bench/results/{name})):", ""]
+    if "hidden" in result["rows"][0]:
+        return lines + hidden_table(result)
+    numbers = row_numbers(result)
+    shapes = list(dict.fromkeys(row["shape"] for row in result["rows"]))
+    cells = {(row["shape"], row["m"]): row for row in result["rows"]}
+    table = []
+    for shape in shapes:
+        texts = []
+        for number in numbers:
+            row = cells[shape, number]
+            best = gate_first_of(row)
+            ratio = contestant(row, "imbrex")["us"]["median"] / best["us"]["median"]
+            texts.append(f"{best['speedup_over_gemm']['median']:.3f} {ratio:.3f}")
+        table.append([shape, *texts])
+    summary = result["summary"]["gate_first"]
+    return lines + markdown(["GEMM / it, chosen / it", *(f"M = {number}" for number in numbers)],
+                            table, 1) + ["", f"Geometric means over {summary['cells']} cells: "
+                                         f"{summary['geomean_over_gemm']:.3f} and "
+                                         f"{summary['geomean_over_chosen']:.3f}."]
 
 
 def made_at(name, result):
@@ -339,6 +388,7 @@ def one_by_one(table):
 # Page, name in its markers, result files, what makes a table of the runs of one.
 SECTIONS = [
     ("kernels.md", "kernel-tables", "*-gemm*.json", gpu_table),
+    ("kernels.md", "gate-first-tables", "*-gate_first-*.json", gate_first_table),
     ("kernels.md", "portable-tables", "*-portable-*.json", gpu_table),
     ("kernels-cpu.md", "ops-tables", "*-ops-*.json", one_by_one(ops_table)),
     ("kernels-cpu.md", "paths-tables", "*-ops-*.json", one_by_one(paths_table)),

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/cuda/bench_cell.h"
 
+#include "bench/cuda/bench_gate_first.h"
 #include "cli/output.h"
 
 #define BF16_BYTES 2
@@ -237,6 +238,10 @@ bool bench_cell_call(struct bench *bench, struct bench_cell *cell,
                      const struct contestant *contestant, int set_idx)
 {
     bool is_ours = contestant->kind == CONTESTANT_OURS;
+
+    if (contestant->kind == CONTESTANT_SWISH) {
+        return bench_gate_first_call(bench, cell, contestant->swish, &contestant->plan, set_idx);
+    }
     struct bench_operands operands = bench_cell_operands(bench, cell, set_idx, is_ours);
     /* The bare product of gate and up has its own output; a plain product writes where ours does.
      * */

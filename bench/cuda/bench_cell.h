@@ -33,6 +33,7 @@ struct bench {
     struct cublaslt *lt;
     struct nvml *nvml;
     struct bench_pools pools;
+    struct gate_first_kernels *gate_first; /* NULL: not opened */
     /* Of the baseline that has several; made by bench_streams_create. */
     CUstream streams[BENCH_MAX_STREAMS];
     CUevent begun, ended[BENCH_MAX_STREAMS];
@@ -48,14 +49,25 @@ enum contestant_kind {
     CONTESTANT_UNFUSED,   /* cuBLASLt and one activation kernel */
     CONTESTANT_HEURISTIC, /* slices of cell.slice_width, in turn */
     CONTESTANT_STREAMS,   /* the same over several streams */
+    CONTESTANT_SWISH,     /* a gate_first kernel of gate_first_kernels.h */
     CONTESTANT_KIND_COUNT
+};
+
+/* What becomes of Swish in it; kernels/gemm_swiglu_gate_first.cuh has the meanings. */
+enum bench_swish {
+    BENCH_SWISH_HIDDEN,
+    BENCH_SWISH_SERIALISED,
+    BENCH_SWISH_REMOVED,
+    BENCH_SWISH_HELD,
+    BENCH_NUM_SWISH
 };
 
 struct contestant {
     enum contestant_kind kind;
     char name[128];
     int gating_idx;                 /* ours, and that of the activation kernel */
-    struct imbrex_kernel_plan plan; /* ours */
+    struct imbrex_kernel_plan plan; /* ours, and gate_first */
+    enum bench_swish swish;
     CUgraphExec replay;
     int num_calls;               /* in a replay */
     double *us;                  /* [num_pairs], of a call */
@@ -82,6 +94,13 @@ struct bench_cell {
     double flops, bytes; /* bytes: each matrix once */
     double clock_mhz, watts;
     bool has_clock, has_watts;
+    /* With all of enum bench_swish as contestants, pair by pair, T being a time:
+     *   hidden_share           (T serialised - T hidden) / (T serialised - T removed)
+     *   hidden_share_of_swish  1 - (T hidden - T removed) / (T serialised - T held)
+     * A kernel that serialises Swish also lets the tensor cores run dry before it, which the first
+     * counts as a part of what is hidden and the second does not. */
+    bool has_hidden_share;
+    struct spread hidden_share, hidden_share_of_swish;
 };
 
 /* Whether it computes slice by slice. */

@@ -10,6 +10,12 @@ __asm__(".pushsection .rodata, \"a\", %progbits\n"
         "imbrex_bench_kernels:\n"
         ".incbin \"" KERNEL_FOLDER "/bench_kernels.fatbin\"\n"
         ".size imbrex_bench_kernels, . - imbrex_bench_kernels\n"
+        ".balign 64\n"
+        ".globl imbrex_bench_gate_first\n"
+        ".hidden imbrex_bench_gate_first\n"
+        "imbrex_bench_gate_first:\n"
+        ".incbin \"" KERNEL_FOLDER "/gate_first_kernels.fatbin\"\n"
+        ".size imbrex_bench_gate_first, . - imbrex_bench_gate_first\n"
         ".globl imbrex_bench_commit\n"
         ".hidden imbrex_bench_commit\n"
         "imbrex_bench_commit:\n"
@@ -17,11 +23,17 @@ __asm__(".pushsection .rodata, \"a\", %progbits\n"
         ".byte 0\n"
         ".popsection\n");
 extern const char imbrex_bench_commit[] __attribute__((visibility("hidden")));
+extern const unsigned char imbrex_bench_gate_first[] __attribute__((visibility("hidden")));
 extern const unsigned char imbrex_bench_kernels[] __attribute__((visibility("hidden")));
 
 const void *bench_image(void)
 {
     return imbrex_bench_kernels;
+}
+
+const void *bench_gate_first_image(void)
+{
+    return imbrex_bench_gate_first;
 }
 
 const char *bench_commit(void)

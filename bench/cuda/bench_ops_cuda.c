@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "bench/cuda/bench_cell.h"
+#include "bench/cuda/bench_gate_first.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/tuned_path.h"
@@ -19,6 +20,9 @@
 #define BURST_REST_S 1
 #define BURST_PAIR_MS 9.0 /* of all contestants; single calls may be longer */
 #define SUSTAINED_WARM_MS 3000.0
+
+/* gate_first is always measured, whether it would be chosen or not. */
+enum bench_schedule { SCHEDULE_PINGPONG, SCHEDULE_COOPERATIVE, SCHEDULE_GATE_FIRST, NUM_SCHEDULES };
 
 static void rest(long num_ns)
 {
@@ -138,8 +142,12 @@ static bool check_contestant(struct bench *bench, struct bench_cell *cell,
                              struct contestant *contestant)
 {
     struct gpu *gpu = &bench->gpu;
-    struct bench_operands operands =
-        bench_cell_operands(bench, cell, 0, contestant->kind == CONTESTANT_OURS);
+    struct bench_operands operands = bench_cell_operands(bench, cell, 0,
+                                                         contestant->kind == CONTESTANT_OURS ||
+                                                             contestant->kind == CONTESTANT_SWISH);
+    bool is_without_swish =
+        contestant->kind == CONTESTANT_SWISH &&
+        (contestant->swish == BENCH_SWISH_REMOVED || contestant->swish == BENCH_SWISH_HELD);
     bool is_product = contestant->kind == CONTESTANT_GEMM && cell->product_stride != 0;
     CUdeviceptr d = is_product ? operands.product : operands.d;
     CUdeviceptr up = is_product ? 0 : operands.up;
@@ -176,7 +184,8 @@ static bool check_contestant(struct bench *bench, struct bench_cell *cell,
     memcpy(&worst_error, &counts[3], sizeof(worst_error));
     contestant->worst_error = worst_error;
     contestant->beyond_ulp = (double)counts[2] / NUM_CHECKED;
-    if (counts[0] != 0 || counts[1] != 0) {
+    /* A kernel without Swish that computes SwiGLU is not what it says. */
+    if (counts[0] != 0 || (counts[1] != 0) != is_without_swish) {
         output_error("bench ops: %s: m %d: %s is wrong: %u results of %llu not written, %u of %d "
                      "checked ones beyond their bound, the worst %g times; not timed",
                      cell->shape->name, (int)cell->m, contestant->name, counts[0],
@@ -391,13 +400,20 @@ static void add_clusters(const struct bench *bench, struct bench_cell *cell,
     }
 }
 
+static enum bench_schedule schedule_of(const struct imbrex_kernel_variant *variant)
+{
+    return strcmp(variant->schedule, "gate_first") == 0 ? SCHEDULE_GATE_FIRST
+           : strcmp(variant->schedule, "pingpong") == 0 ? SCHEDULE_PINGPONG
+                                                        : SCHEDULE_COOPERATIVE;
+}
+
 bool bench_add_plans(struct bench *bench, struct bench_cell *cell)
 {
     struct imbrex_kernel_shape shape = shape_of(bench, cell);
-    struct imbrex_kernel_plan plan, untuned, best[2];
+    struct imbrex_kernel_plan plan, untuned, best[NUM_SCHEDULES];
     double least_us = INFINITY;
     struct imbrex_error err = {0};
-    bool has_best[2] = {false, false};
+    bool has_best[NUM_SCHEDULES] = {false};
 
     if (imbrex_kernel_choose(bench->device, &shape, IMBREX_KERNEL_ANY_VARIANT, &plan, &err) !=
         IMBREX_STATUS_OK) {
@@ -423,16 +439,17 @@ bool bench_add_plans(struct bench *bench, struct bench_cell *cell)
             variant.is_portable != bench->is_portable) {
             continue;
         }
-        int schedule = strcmp(variant.schedule, "pingpong") == 0 ? 0 : 1;
+        enum bench_schedule schedule = schedule_of(&variant);
         if (!has_best[schedule] || plan.expected_us < best[schedule].expected_us) {
             best[schedule] = plan;
             has_best[schedule] = true;
         }
         least_us = fmin(least_us, plan.expected_us);
     }
-    for (int i = 0; i < 2; i++) {
-        if (has_best[i] && (bench->settings->plans.value != BENCH_PLANS_CHOSEN ||
-                            best[i].expected_us <= least_us)) {
+    for (int i = 0; i < NUM_SCHEDULES; i++) {
+        if (has_best[i] &&
+            (i == SCHEDULE_GATE_FIRST || bench->settings->plans.value != BENCH_PLANS_CHOSEN ||
+             best[i].expected_us <= least_us)) {
             add_plan(bench, cell, &best[i]);
         }
     }
@@ -455,6 +472,33 @@ bool bench_add_plans(struct bench *bench, struct bench_cell *cell)
             return false;
         }
         add_gated_plan(bench, cell, &plan, i);
+    }
+    return true;
+}
+
+/* One plan with all that may become of its Swish. */
+static bool add_swish(struct bench *bench, struct bench_cell *cell)
+{
+    static const char *const names[BENCH_NUM_SWISH] = {
+        [BENCH_SWISH_HIDDEN] = "hidden",
+        [BENCH_SWISH_SERIALISED] = "serialised",
+        [BENCH_SWISH_REMOVED] = "removed",
+        [BENCH_SWISH_HELD] = "removed, turn held",
+    };
+    struct imbrex_kernel_plan plan = {0};
+
+    if (!bench_gate_first_plan(bench, cell, &plan)) {
+        return false;
+    }
+    add_plan(bench, cell, &plan);
+    const struct contestant ours = cell->contestants[0];
+    cell->num_contestants = 0;
+    for (int i = 0; i < BENCH_NUM_SWISH; i++) {
+        struct contestant *contestant = add_contestant(cell, CONTESTANT_SWISH, "");
+        contestant->plan = ours.plan;
+        contestant->swish = (enum bench_swish)i;
+        snprintf(contestant->name, sizeof(contestant->name), "%.80s, swish %s", ours.name,
+                 names[i]);
     }
     return true;
 }
@@ -623,6 +667,28 @@ static bool measure_energy(struct bench *bench, struct bench_cell *cell, CUevent
     return true;
 }
 
+/* Of contestants that are all of enum bench_swish, in its order. values: [num_pairs]. */
+static void find_hidden_share(struct bench_cell *cell, double *values, int num_pairs)
+{
+    const struct contestant *of = cell->contestants;
+    cell->has_hidden_share =
+        cell->num_contestants == BENCH_NUM_SWISH && of[0].kind == CONTESTANT_SWISH;
+    if (!cell->has_hidden_share) {
+        return;
+    }
+    for (int i = 0; i < num_pairs; i++) {
+        double serialised_us = of[BENCH_SWISH_SERIALISED].us[i];
+        values[i] = (serialised_us - of[BENCH_SWISH_HIDDEN].us[i]) /
+                    (serialised_us - of[BENCH_SWISH_REMOVED].us[i]);
+    }
+    cell->hidden_share = spread_of(values, num_pairs);
+    for (int i = 0; i < num_pairs; i++) {
+        values[i] = 1.0 - (of[BENCH_SWISH_HIDDEN].us[i] - of[BENCH_SWISH_REMOVED].us[i]) /
+                              (of[BENCH_SWISH_SERIALISED].us[i] - of[BENCH_SWISH_HELD].us[i]);
+    }
+    cell->hidden_share_of_swish = spread_of(values, num_pairs);
+}
+
 /* From the times of the pairs to what is told of them. */
 static bool summarize(struct bench_cell *cell, int num_pairs)
 {
@@ -651,6 +717,7 @@ static bool summarize(struct bench_cell *cell, int num_pairs)
         }
         contestant->over_chosen = spread_of(ratios, num_pairs);
     }
+    find_hidden_share(cell, ratios, num_pairs);
     free(ratios);
     for (int i = 0; i < cell->num_contestants; i++) {
         struct contestant *contestant = &cell->contestants[i];
@@ -785,9 +852,11 @@ bool bench_check_contestants(struct bench *bench, struct bench_cell *cell, bool 
 static bool measure_cell(struct bench *bench, struct bench_cell *cell, struct bench_report *report,
                          bool *all_right)
 {
-    return bench_add_plans(bench, cell) && prepare_peers(bench, cell) &&
-           bench_check_contestants(bench, cell, all_right) && bench_time_contestants(bench, cell) &&
-           bench_report_add(report, bench, cell);
+    bool is_ok = bench->settings->hidden_share
+                     ? add_swish(bench, cell)
+                     : bench_add_plans(bench, cell) && prepare_peers(bench, cell);
+    return is_ok && bench_check_contestants(bench, cell, all_right) &&
+           bench_time_contestants(bench, cell) && bench_report_add(report, bench, cell);
 }
 
 static int measure(struct bench *bench, const struct bench_ops_cells *cells)
@@ -803,6 +872,8 @@ static int measure(struct bench *bench, const struct bench_ops_cells *cells)
             is_ok = j > 0 || bench_fill_weights(bench, cell);
             if (is_ok && bench->settings->numerics) {
                 is_ok = bench_numerics(bench, cell);
+            } else if (is_ok && bench->settings->trace != NULL) {
+                is_ok = bench_gate_first_trace(bench, cell, bench->settings->trace);
             } else if (is_ok) {
                 is_ok = measure_cell(bench, cell, report, &all_right);
             }
@@ -843,12 +914,15 @@ int bench_ops_cuda(const struct bench_ops_settings *settings, const struct bench
     bench.is_portable = settings->portable || bench.description.compute_capability != 90;
     if (gpu_open(cells->device_idx, &bench.gpu)) {
         bench.nvml = nvml_open(bench.gpu.pci_bus_id);
-        if (cublaslt_open(settings->cublaslt, &bench.lt) && allocate_pools(&bench, cells) &&
-            bench_streams_create(&bench)) {
+        bool has_gate_first =
+            (!settings->hidden_share && settings->trace == NULL) || bench_gate_first_open(&bench);
+        if (has_gate_first && cublaslt_open(settings->cublaslt, &bench.lt) &&
+            allocate_pools(&bench, cells) && bench_streams_create(&bench)) {
             exit_code = measure(&bench, cells);
         }
         bench_streams_destroy(&bench);
         bench_pools_free(&bench);
+        bench_gate_first_close(&bench);
         cublaslt_close(bench.lt);
         nvml_close(bench.nvml);
         gpu_close(&bench.gpu);

@@ -25,8 +25,9 @@ struct bench_report {
     double log_gain_sum, log_unfused_sum;         /* of ours, the first contestant */
     double log_slices_sum[CONTESTANT_KIND_COUNT]; /* time of the baselines over ours */
     int num_slices[CONTESTANT_KIND_COUNT];
+    double log_gate_first_sum, log_gate_first_ours_sum; /* of the best plan of each cell */
     double least_gain, best_tflops;
-    int num_cells, num_unfused, num_at_least_one, num_below_095;
+    int num_cells, num_unfused, num_gate_first, num_at_least_one, num_below_095;
 };
 
 static json_t *spread_json(const struct spread *spread)
@@ -155,7 +156,7 @@ static json_t *contestant_json(const struct bench *bench, const struct bench_cel
                                const struct contestant *contestant)
 {
     static const char *const kinds[CONTESTANT_KIND_COUNT] = {
-        "imbrex", "gemm", "gemm and activation", "heuristic", "streams"};
+        "imbrex", "gemm", "gemm and activation", "heuristic", "streams", "gate_first"};
     double tflops = tflops_of(cell, contestant);
     json_t *row = json_pack(
         "{s:s, s:s, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f}", "kind", kinds[contestant->kind],
@@ -174,7 +175,7 @@ static json_t *contestant_json(const struct bench *bench, const struct bench_cel
             json_object_set_new(row, "joules_at_mean_power",
                                 json_real(cell->watts * contestant->time_us.median * 1e-6)) == 0;
     }
-    if (is_ok && contestant->kind == CONTESTANT_OURS) {
+    if (is_ok && (contestant->kind == CONTESTANT_OURS || contestant->kind == CONTESTANT_SWISH)) {
         struct imbrex_kernel_variant variant;
         is_ok =
             imbrex_kernel_variant_describe((enum imbrex_kernel_op)bench->settings->op.value,
@@ -232,14 +233,19 @@ static json_t *cell_json(const struct bench *bench, const struct bench_cell *cel
         json_decref(contestants);
         return NULL;
     }
-    return json_pack(
-        "{s:s, s:i, s:i, s:I, s:i, s:f, s:f, s:f, s:s, s:f, s:o, s:o, s:o}", "shape",
-        cell->shape->name, "hidden_size", (int)cell->shape->hidden_size, "intermediate_size",
-        (int)cell->shape->intermediate_size, "m", (json_int_t)cell->m, "input_sets", cell->num_sets,
-        "flops", cell->flops, "bytes", cell->bytes, "flops_per_byte", cell->flops / cell->bytes,
-        "bound_by", is_memory ? "memory" : "tensor cores", "roof_us", least_us, "sm_clock_mhz",
-        cell->has_clock ? json_real(cell->clock_mhz) : json_null(), "watts",
-        cell->has_watts ? json_real(cell->watts) : json_null(), "contestants", contestants);
+    json_t *hidden = cell->has_hidden_share
+                         ? json_pack("{s:o, s:o}", "share", spread_json(&cell->hidden_share),
+                                     "share_of_swish", spread_json(&cell->hidden_share_of_swish))
+                         : NULL;
+    return json_pack("{s:s, s:i, s:i, s:I, s:i, s:f, s:f, s:f, s:s, s:f, s:o, s:o, s:o, s:o*}",
+                     "shape", cell->shape->name, "hidden_size", (int)cell->shape->hidden_size,
+                     "intermediate_size", (int)cell->shape->intermediate_size, "m",
+                     (json_int_t)cell->m, "input_sets", cell->num_sets, "flops", cell->flops,
+                     "bytes", cell->bytes, "flops_per_byte", cell->flops / cell->bytes, "bound_by",
+                     is_memory ? "memory" : "tensor cores", "roof_us", least_us, "sm_clock_mhz",
+                     cell->has_clock ? json_real(cell->clock_mhz) : json_null(), "watts",
+                     cell->has_watts ? json_real(cell->watts) : json_null(), "contestants",
+                     contestants, "hidden", hidden);
 }
 
 static void print_cell(const struct bench_report *report, const struct bench *bench,
@@ -284,7 +290,35 @@ static void print_cell(const struct bench_report *report, const struct bench *be
         }
         output_printf("\n");
     }
+    if (cell->has_hidden_share) {
+        const struct spread *share = &cell->hidden_share, *of_swish = &cell->hidden_share_of_swish;
+        output_printf("%-6s %6d hidden: %.1f %% (%.1f - %.1f) of what serialised Swish costs, "
+                      "%.1f %% (%.1f - %.1f) without the wait ahead of it\n",
+                      "", (int)cell->m, 100.0 * share->median, 100.0 * share->p10,
+                      100.0 * share->p90, 100.0 * of_swish->median, 100.0 * of_swish->p10,
+                      100.0 * of_swish->p90);
+    }
     (void)output_flush();
+}
+
+/* Of the contestants that run gate_first, the fastest; NULL: there is none. */
+static const struct contestant *best_gate_first(const struct bench *bench,
+                                                const struct bench_cell *cell)
+{
+    const struct contestant *best = NULL;
+    for (int i = 0; i < cell->num_contestants; i++) {
+        const struct contestant *contestant = &cell->contestants[i];
+        struct imbrex_kernel_variant variant;
+        if (contestant->kind == CONTESTANT_OURS &&
+            imbrex_kernel_variant_describe((enum imbrex_kernel_op)bench->settings->op.value,
+                                           contestant->plan.variant_idx, &variant,
+                                           NULL) == IMBREX_STATUS_OK &&
+            strcmp(variant.schedule, "gate_first") == 0 &&
+            (best == NULL || contestant->time_us.median < best->time_us.median)) {
+            best = contestant;
+        }
+    }
+    return best;
 }
 
 bool bench_report_add(struct bench_report *report, const struct bench *bench,
@@ -306,6 +340,12 @@ bool bench_report_add(struct bench_report *report, const struct bench *bench,
     report->num_below_095 += ours->gain.median < 0.95;
     report->least_gain = fmin(report->least_gain, ours->gain.median);
     report->best_tflops = fmax(report->best_tflops, tflops_of(cell, ours));
+    const struct contestant *gate_first = best_gate_first(bench, cell);
+    if (gate_first != NULL) {
+        report->log_gate_first_sum += log(gate_first->gain.median);
+        report->log_gate_first_ours_sum += log(ours->time_us.median / gate_first->time_us.median);
+        report->num_gate_first++;
+    }
     for (int i = 0; i < cell->num_contestants; i++) {
         if (cell->contestants[i].kind == CONTESTANT_UNFUSED) {
             report->log_unfused_sum +=
@@ -327,11 +367,14 @@ static double slices_geomean(const struct bench_report *report, enum contestant_
                : 0.0;
 }
 
-static bool write_json(struct bench_report *report, const struct bench *bench)
+/* Of cells that hold no bare GEMM to compare with, their number alone. */
+static json_t *summary_json(const struct bench_report *report,
+                            const struct imbrex_device_info *description)
 {
-    struct imbrex_device_info description;
-    imbrex_device_describe(bench->device, &description);
-    json_t *summary = json_pack(
+    if (isinf(report->least_gain)) {
+        return json_pack("{s:i}", "cells", report->num_cells);
+    }
+    return json_pack(
         "{s:i, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:f, s:I, s:I}", "cells", report->num_cells,
         "geomean_over_gemm", exp(report->log_gain_sum / report->num_cells),
         "geomean_over_gemm_and_activation",
@@ -340,12 +383,27 @@ static bool write_json(struct bench_report *report, const struct bench *bench)
         "geomean_streams_over_imbrex", slices_geomean(report, CONTESTANT_STREAMS),
         "least_over_gemm", report->least_gain, "cells_at_least_one", report->num_at_least_one,
         "cells_below_0.95", report->num_below_095, "best_tflops", report->best_tflops,
-        "kernel_load_ns", (json_int_t)description.kernel_load_ns, "kernel_image_bytes",
-        (json_int_t)description.kernel_image_bytes);
-    bool is_ok = summary != NULL && json_object_set_new(report->root, "summary", summary) == 0 &&
-                 json_object_set(report->root, "rows", report->rows) == 0 &&
-                 json_dump_file(report->root, bench->settings->output,
-                                JSON_INDENT(1) | JSON_REAL_PRECISION(6)) == 0;
+        "kernel_load_ns", (json_int_t)description->kernel_load_ns, "kernel_image_bytes",
+        (json_int_t)description->kernel_image_bytes);
+}
+
+static bool write_json(struct bench_report *report, const struct bench *bench)
+{
+    struct imbrex_device_info description;
+    imbrex_device_describe(bench->device, &description);
+    json_t *summary = summary_json(report, &description);
+    double num_gate_first = report->num_gate_first;
+    bool is_ok =
+        summary != NULL && json_object_set_new(report->root, "summary", summary) == 0 &&
+        (report->num_gate_first == 0 ||
+         json_object_set_new(
+             summary, "gate_first",
+             json_pack("{s:i, s:f, s:f}", "cells", report->num_gate_first, "geomean_over_gemm",
+                       exp(report->log_gate_first_sum / num_gate_first), "geomean_over_chosen",
+                       exp(report->log_gate_first_ours_sum / num_gate_first))) == 0) &&
+        json_object_set(report->root, "rows", report->rows) == 0 &&
+        json_dump_file(report->root, bench->settings->output,
+                       JSON_INDENT(1) | JSON_REAL_PRECISION(6)) == 0;
     if (!is_ok) {
         output_error("%s: cannot be written", bench->settings->output);
     }
@@ -359,6 +417,10 @@ int bench_report_finish(struct bench_report *report, const struct bench *bench)
         return EXIT_CODE_OK;
     }
     imbrex_device_describe(bench->device, &description);
+    if (bench->settings->hidden_share) {
+        return bench->settings->output == NULL || write_json(report, bench) ? EXIT_CODE_OK
+                                                                            : EXIT_CODE_FAILURE;
+    }
     output_printf("%d cells: %.3f x the bare GEMM in geometric mean, at least 1 in %d, below 0.95 "
                   "in %d, least %.3f\n",
                   report->num_cells, exp(report->log_gain_sum / report->num_cells),
@@ -366,6 +428,12 @@ int bench_report_finish(struct bench_report *report, const struct bench *bench)
     if (report->num_unfused > 0) {
         output_printf("%.3f x GEMM and activation in geometric mean\n",
                       exp(report->log_unfused_sum / report->num_unfused));
+    }
+    if (report->num_gate_first > 0) {
+        output_printf("gate_first: %.3f x the bare GEMM, %.3f x the chosen kernel in geometric "
+                      "mean\n",
+                      exp(report->log_gate_first_sum / report->num_gate_first),
+                      exp(report->log_gate_first_ours_sum / report->num_gate_first));
     }
     static const struct {
         enum contestant_kind kind;

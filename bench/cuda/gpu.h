@@ -44,7 +44,10 @@
     X(library_load_data, cuLibraryLoadData)       \
     X(library_unload, cuLibraryUnload)            \
     X(library_get_kernel, cuLibraryGetKernel)     \
-    X(launch_kernel, cuLaunchKernel)
+    X(launch_kernel, cuLaunchKernel)              \
+    X(launch_kernel_ex, cuLaunchKernelEx)         \
+    X(kernel_set_attribute, cuKernelSetAttribute) \
+    X(tensor_map_encode, cuTensorMapEncodeTiled)
 
 struct gpu {
     void *library; /* libcuda */

@@ -205,6 +205,22 @@ static const struct option_spec bench_ops_options[] = {
          "no times, but how many results lie more than one bf16 ulp from the fp64 reference, at "
          "input scales 0.3, 1, 3 and 10, beside other ways to compute them",
      .offset = offsetof(struct bench_ops_settings, numerics)},
+    {.long_name = "hidden-share",
+     .type = OPTION_TYPE_FLAG,
+     .group = "What",
+     .help =
+         "how much of Swish gate_first hides: its kernel beside the same with Swish serialised, "
+         "with Swish removed, and with the turn held but no Swish; gemm_swiglu on a GPU only",
+     .offset = offsetof(struct bench_ops_settings, hidden_share)},
+    {.long_name = "trace",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "What",
+     .help =
+         "no times, but what each warpgroup of gate_first does when, as a trace for Perfetto or "
+         "chrome://tracing; one shape and one number of tokens, gemm_swiglu on a GPU only",
+     .default_text = "none",
+     .offset = offsetof(struct bench_ops_settings, trace)},
     {.long_name = "threads",
      .short_name = 't',
      .argument = "N",
@@ -496,6 +512,8 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
                   : settings->interleave.given          ? "interleave"
                   : settings->bias                      ? "bias"
                   : settings->numerics                  ? "numerics"
+                  : settings->hidden_share              ? "hidden-share"
+                  : settings->trace != NULL             ? "trace"
                   : settings->replay_ms.given           ? "replay-ms"
                   : settings->clock.given               ? "clock"
                   : settings->energy_ms.given           ? "energy-ms"
@@ -524,6 +542,37 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
                  !is_cpu && is_cpu_op ? bench_op_name((enum bench_op)settings->op.value) : "",
                  is_cpu ? "cuda" : "cpu", is_cpu ? "cpu" : "cuda");
     return EXIT_CODE_INPUT;
+}
+
+/* What the kernels of gate_first that are looked at more closely ask for. */
+static int check_gate_first(const struct bench_ops_settings *settings,
+                            const struct bench_ops_cells *cells)
+{
+    if ((settings->hidden_share || settings->trace != NULL) &&
+        settings->op.value != BENCH_OP_GEMM_SWIGLU) {
+        output_error("bench ops: --%s: expected --op gemm_swiglu with it, found %s",
+                     settings->trace != NULL ? "trace" : "hidden-share",
+                     bench_op_name((enum bench_op)settings->op.value));
+        return EXIT_CODE_INPUT;
+    }
+    const char *foreign = settings->portable              ? "portable"
+                          : settings->activations != NULL ? "activation"
+                          : settings->rounding.given      ? "rounding"
+                          : settings->interleave.given    ? "interleave"
+                          : settings->bias                ? "bias"
+                                                          : NULL;
+    if ((settings->hidden_share || settings->trace != NULL) && foreign != NULL) {
+        output_error("bench ops: --%s: expected no --%s with it, which gate_first does not have",
+                     settings->trace != NULL ? "trace" : "hidden-share", foreign);
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->trace != NULL && cells->num_shapes * cells->num_rows != 1) {
+        output_error("bench ops: --trace: expected one shape and one number of tokens, found %d "
+                     "and %d",
+                     cells->num_shapes, cells->num_rows);
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
 }
 
 /* Options of gemm_swiglu, and those of them that exclude each other. */
@@ -587,6 +636,9 @@ static int run(const void *settings_bytes, const char *model)
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = parse_lists(settings, is_cpu, &cells);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = check_gate_first(settings, &cells);
     }
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;

@@ -45,12 +45,12 @@ enum bench_clock {
 };
 
 struct bench_ops_settings {
-    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output, *activations, *tuned;
+    const char *device, *shapes, *rows, *dtypes, *cublaslt, *output, *activations, *tuned, *trace;
     struct option_integer threads, cpu;
     struct option_integer op, plans, weights, clock, num_pairs, group_m, baselines, num_streams;
     struct option_real replay_ms, energy_ms, near;
     struct option_integer rounding, interleave; /* enum imbrex_rounding; rows */
-    bool numerics, no_overlap, no_roofs, portable, bias;
+    bool numerics, no_overlap, no_roofs, portable, bias, hidden_share;
 };
 
 /* How gate and up become one result. */

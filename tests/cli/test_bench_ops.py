@@ -11,7 +11,7 @@ from support import TestCase, run
 OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "baselines", "streams", "tuned",
            "weights", "numerics", "pairs", "replay-ms", "clock", "energy-ms", "group-m",
            "no-overlap", "portable", "cublaslt", "output", "help", "dtype", "cpu", "threads",
-           "no-roofs", "activation", "rounding", "interleave", "bias"}
+           "no-roofs", "activation", "rounding", "interleave", "bias", "hidden-share", "trace"}
 CPU_OPS = ["embedding", "rmsnorm", "qkv_proj", "rope_kv", "attention", "o_proj", "down_proj",
            "gemm_swiglu", "lm_head"]
 
@@ -54,6 +54,16 @@ class BenchOps(TestCase):
     def test_bad_device(self):
         for name in ("gpu", "cpu:1", "cuda:", "cuda:x", "cuda:1x", "cuda:-1"):
             self.refused(["--device", name], "--device", name)
+
+    # Fault: a look at gate_first that is taken of another op, of a CPU, or of one of many cells.
+    def test_gate_first(self):
+        for option in (["--hidden-share"], ["--trace", "t.json"]):
+            name = option[0]
+            self.refused([*option, "--device", "cpu"], name, "cuda")
+            self.refused([*option, "--device", "cuda", "--op", "gemm"], name, "gemm_swiglu")
+            self.refused([*option, "--device", "cuda", "--bias"], name, "--bias")
+        self.refused(["--trace", "t.json", "--device", "cuda", "--shapes", "7B", "--m", "1,2"],
+                     "--trace", "one shape", "1 and 2")
 
     # Fault: a model that is silently left alone.
     def test_no_model(self):

@@ -256,8 +256,16 @@ static void test_launch_of_each_plan(void **state)
             assert_int_equal(fake.params.num_blocks_n,
                              (4864 + columns * cluster_n - 1) / (columns * cluster_n));
             assert_int_equal(fake.params.a.opaque[7], variant.block_m / cluster_n);
-            assert_int_equal(fake.params.b.opaque[9],
-                             (variant.block_n / 16 + cluster_m - 1) / cluster_m);
+            int64_t share = (variant.block_n / 16 + cluster_m - 1) / cluster_m;
+            if (strcmp(variant.schedule, "gate_first") == 0) {
+                /* Gate and up through a map each, whatever their layout. */
+                assert_int_equal(fake.params.b.opaque[0], W_BASE);
+                assert_int_equal(fake.params.b.opaque[7], 8 * share);
+                assert_int_equal(fake.params.up.opaque[0], W_BASE + 4864 * 896 * 2);
+                assert_int_equal(fake.params.up.opaque[7], 8 * share);
+            } else {
+                assert_int_equal(fake.params.b.opaque[9], share);
+            }
             /* Whole boxes of 64 columns, and the rest of a tile. */
             assert_int_equal(fake.params.d.opaque[6], columns >= 64 ? 64 : 0);
             assert_int_equal(fake.params.d_rest.opaque[6], columns % 64);

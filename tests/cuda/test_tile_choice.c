@@ -212,6 +212,58 @@ static void test_choice_is_the_cheapest(void **state)
     }
 }
 
+/* Catches gate_first being refused for a layout that it can take, taken for a product that has no
+ * gate, chosen although nobody measured it, or not chosen although somebody did. */
+static void test_gate_first(void **state)
+{
+    (void)state;
+    struct tile_problem pair = {TILE_FORM_PAIR, 1024, 18944, 3584}, split = pair, plain = pair;
+    int32_t kernel_idx = find_kernel(TILE_FORM_SPLIT, TILE_SCHEDULE_gate_first);
+    const struct kernel_variant *kernel = kernel_table_at(kernel_idx);
+    struct tile_plan plan = plan_of(kernel_idx);
+    split.form = TILE_FORM_SPLIT;
+    plain.form = TILE_FORM_PLAIN;
+    expect(&pair, &plan, IMBREX_STATUS_OK, NULL);
+    expect(&split, &plan, IMBREX_STATUS_OK, NULL);
+    expect(&plain, &plan, IMBREX_STATUS_UNSUPPORTED, "gate and up apart");
+    pair.columns += 4;
+    expect(&pair, &plan, IMBREX_STATUS_UNSUPPORTED, "16 bytes");
+    pair.columns -= 4;
+
+    /* Alone it is chosen, and its walk is legal; among others never. */
+    int32_t end = kernel_table_count();
+    assert_int_equal(tile_choose(&h200, &pair, kernel_idx, kernel_idx + 1, &plan, NULL),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(plan.kernel_idx, kernel_idx);
+    expect(&pair, &plan, IMBREX_STATUS_OK, NULL);
+    assert_int_equal(tile_choose(&h200, &pair, 0, end, &plan, NULL), IMBREX_STATUS_OK);
+    assert_int_not_equal(kernel_table_at(plan.kernel_idx)->schedule, TILE_SCHEDULE_gate_first);
+    assert_int_equal(tile_choose(&h200, &split, 0, end, &plan, NULL), IMBREX_STATUS_OK);
+    assert_int_not_equal(kernel_table_at(plan.kernel_idx)->schedule, TILE_SCHEDULE_gate_first);
+
+    struct tile_measurement row = {.num_sms = 132,
+                                   .problem = pair,
+                                   .schedule = TILE_SCHEDULE_gate_first,
+                                   .block_m = kernel->block_m,
+                                   .block_n = kernel->block_n,
+                                   .cluster_m = 1,
+                                   .cluster_n = 2,
+                                   .group_m = 4};
+    assert_int_equal(tile_choose_measured(&h200, &pair, &row, 1, 0, end, &plan, NULL),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(plan.kernel_idx, kernel_idx);
+    /* Rows of A twice: dearer than the same tile of gate and up at once. */
+    for (int32_t i = 0; i < end; i++) {
+        const struct kernel_variant *other = kernel_table_at(i);
+        if (other->form == TILE_FORM_PAIR && other->schedule == TILE_SCHEDULE_pingpong &&
+            other->block_m == kernel->block_m && other->block_n == kernel->block_n) {
+            struct tile_plan at_once = plan_of(i), gate_first = plan_of(kernel_idx);
+            assert_true(tile_cost_us(&h200, &pair, &at_once) <
+                        tile_cost_us(&h200, &pair, &gate_first));
+        }
+    }
+}
+
 /* Catches a cost that does not see waves: 16 x 33 tiles are four full ones on 132 SMs, and one row
  * more makes a fifth. */
 static void test_cost_counts_waves(void **state)
@@ -323,6 +375,7 @@ int run_tile_choice_tests(void)
         cmocka_unit_test(test_two_widths_cover_exactly),
         cmocka_unit_test(test_choice_is_legal),
         cmocka_unit_test(test_choice_is_the_cheapest),
+        cmocka_unit_test(test_gate_first),
         cmocka_unit_test(test_cost_counts_waves),
         cmocka_unit_test(test_measured_choice),
         cmocka_unit_test(test_measured_table),

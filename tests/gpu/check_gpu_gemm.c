@@ -317,6 +317,101 @@ static void check_orders(void)
     }
 }
 
+static bool is_gate_first(int32_t variant_idx)
+{
+    struct imbrex_kernel_variant variant;
+    require(imbrex_kernel_variant_describe(IMBREX_KERNEL_OP_GEMM_SWIGLU, variant_idx, &variant,
+                                           NULL) == IMBREX_STATUS_OK,
+            "variant");
+    return strcmp(variant.schedule, "gate_first") == 0;
+}
+
+/* The bits of d as a kernel that takes gate and up together has them; the caller's to free. */
+static uint16_t *bits_of_both_at_once(struct problem *problem,
+                                      const struct imbrex_kernel_shape *shape)
+{
+    struct imbrex_kernel_plan plan = {.cluster_m = 1, .cluster_n = 1, .group_m = 8};
+    size_t num_bytes = (size_t)problem->d.num_elements * 2;
+    uint16_t *bits = malloc(num_bytes);
+    require(bits != NULL, "memory");
+    while (plan.variant_idx < imbrex_kernel_num_variants(shape->op) &&
+           (is_gate_first(plan.variant_idx) ||
+            imbrex_kernel_check(device, shape, &plan, NULL) != IMBREX_STATUS_OK)) {
+        plan.variant_idx++;
+    }
+    matrix_clear(&problem->d);
+    require(run_rows(problem, &plan, 0, problem->m, NULL) == IMBREX_STATUS_OK, "launch");
+    matrix_download(&problem->d);
+    memcpy(bits, problem->d.host, num_bytes);
+    return bits;
+}
+
+/* Every gate_first kernel on one problem, whose reference is made. */
+static void check_gate_first_on(struct problem *problem, bool is_split, int variant_step)
+{
+    static const int32_t clusters[][2] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}};
+    struct imbrex_kernel_shape shape = {.op = IMBREX_KERNEL_OP_GEMM_SWIGLU,
+                                        .m = (int32_t)problem->m,
+                                        .n = (int32_t)problem->n,
+                                        .k = (int32_t)problem->k,
+                                        .is_split = is_split};
+    uint16_t *bits = bits_of_both_at_once(problem, &shape);
+    int num_kernels = 0;
+
+    for (int32_t i = 0; i < imbrex_kernel_num_variants(shape.op); i++) {
+        if (!is_gate_first(i) || num_kernels++ % variant_step != 0) {
+            continue;
+        }
+        for (size_t j = 0; j < sizeof(clusters) / sizeof(clusters[0]); j++) {
+            struct imbrex_kernel_variant variant;
+            struct imbrex_kernel_plan plan = {.variant_idx = i,
+                                              .cluster_m = clusters[j][0],
+                                              .cluster_n = clusters[j][1],
+                                              .group_m = 1 + (int32_t)j};
+            char name[200];
+            require(imbrex_kernel_variant_describe(shape.op, i, &variant, NULL) == IMBREX_STATUS_OK,
+                    "variant");
+            plan.num_tiles_n = j % 2 == 1 ? mixed_tiles(&variant, problem) : 0;
+            problem->weights_settled = j >= 2;
+            snprintf(name, sizeof(name), "%s cluster %dx%d tiles %d", variant.name,
+                     (int)plan.cluster_m, (int)plan.cluster_n, (int)plan.num_tiles_n);
+            check_plan(problem, &plan, name);
+            count(memcmp(bits, problem->d.host, (size_t)problem->d.num_elements * 2) == 0,
+                  "bits of gate_first differ from those of gate and up at once");
+        }
+    }
+    count(num_kernels > 0, "there are kernels of gate_first");
+    free(bits);
+}
+
+/* Catches gate_first computing other bits than the kernels that take gate and up together: at other
+ * scales of its input, in tails, and where the two consumers of a CTA take turns, or one of them
+ * has a tile more than the other. */
+static void check_gate_first(int variant_step)
+{
+    static const double scales[] = {0.3, 1.0, 3.0, 10.0};
+    /* The first makes more tiles than an H200 has SMs, so that CTAs have one, two and three. */
+    static const int64_t sides[][3] = {{641, 3464, 72}, {129, 264, 200}, {1, 8, 8},
+                                       {63, 104, 52},   {7, 1000, 1},    {257, 72, 328}};
+    for (size_t s = 0; s < sizeof(sides) / sizeof(sides[0]); s++) {
+        int64_t m = sides[s][0], n = sides[s][1], k = sides[s][2];
+        for (size_t i = 0; i < (s < 2 ? sizeof(scales) / sizeof(scales[0]) : 1); i++) {
+            int64_t padding = i % 2 == 1 ? 8 : 0;
+            struct problem problem = problem_create(true, m, n, k, padding, false);
+            for (int64_t row = 0; row < m; row++) {
+                for (int64_t column = 0; column < k; column++) {
+                    uint16_t *a = matrix_at(&problem.a, row, column);
+                    *a = bf16_from_float((float)(scales[(i + 1) % 4] * bf16_to_float(*a)));
+                }
+            }
+            matrix_upload(&problem.a);
+            make_reference(&problem);
+            check_gate_first_on(&problem, padding != 0, variant_step);
+            problem_destroy(&problem);
+        }
+    }
+}
+
 /* Catches results that depend on the run, on the other rows, or on how many there are. */
 static void check_same_bits(void)
 {
@@ -564,6 +659,7 @@ static void check_tile_bits(void)
 
 static void run_all(int variant_step)
 {
+    check_gate_first(variant_step);
     check_variants(IMBREX_KERNEL_OP_GEMM_SWIGLU, variant_step);
     check_variants(IMBREX_KERNEL_OP_GEMM, variant_step);
     check_orders();

@@ -119,6 +119,42 @@ class Tables(unittest.TestCase):
                 self.assertEqual(page.count(line + "\n"), 1, line)
             self.assertEqual(run("--check", root), (0, ""))
 
+    def test_gate_first_results(self):
+        """Catches gate_first taken for the choice, a plan of it that is not its fastest, and shares
+        of the wrong kind."""
+        def ours(schedule, microseconds, gain):
+            return {"kind": "imbrex", "us": spread(microseconds), "speedup_over_gemm": spread(gain),
+                    "plan": {"schedule": schedule, "block_m": 128, "block_n": 192, "cluster_m": 1,
+                             "cluster_n": 2, "num_tiles_n": 0}}
+        header = {"benchmark": "ops", "op": "gemm_swiglu", "gpu": "A GPU", "driver": "580.1",
+                  "date": "2026-11-30T01:02:03Z", "commit": "abc1234", "clock": "warm", "pairs": 15,
+                  "replay_ms": 4.0}
+        cells = {**header, "summary": {"gate_first": {"cells": 1, "geomean_over_gemm": 0.875,
+                                                      "geomean_over_chosen": 0.8}},
+                 "rows": [{"shape": "9B", "m": 128, "contestants": [
+                     ours("pingpong", 80.0, 1.125), ours("gate_first", 110.0, 0.818),
+                     ours("gate_first", 100.0, 0.875)]}]}
+        hidden = {**header, "rows": [
+            {"shape": "9B", "m": 128, "contestants": [ours("gate_first", time, 0.0)
+                                                      for time in (100.0, 104.0, 99.5, 101.0)],
+             "hidden": {"share": spread(0.9), "share_of_swish": spread(0.8)}}]}
+        with tempfile.TemporaryDirectory() as root:
+            for folder in ("docs", os.path.join("bench", "results")):
+                shutil.copytree(folder, os.path.join(root, folder))
+            for name, result in (("cells-x", cells), ("hidden-x", hidden)):
+                path = os.path.join(root, "bench", "results",
+                                    f"2026-01-01-box-gate_first-{name}.json")
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(result, file)
+            self.assertEqual(run(root), (0, ""))
+            with open(os.path.join(root, PAGE), encoding="utf-8") as file:
+                page = file.read()
+            for line in ("| 9B | 0.875 0.800 |",
+                         "| 9B | 128 | gf 128x192 c1x2 | 100.0 | 104.0 | 99.5 | 101.0 | "
+                         "90.0 (89.0-91.0) | 80.0 (79.0-81.0) |"):
+                self.assertEqual(page.count(line + "\n"), 1, line)
+            self.assertEqual(run("--check", root), (0, ""))
+
     def test_gpu_results(self):
         """Catches a GPU's results among those of CPUs, and a peer's row beside another test."""
         with tempfile.TemporaryDirectory() as root:

@@ -60,6 +60,7 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
     static const char *const schedules[] = {
         [TILE_SCHEDULE_pingpong] = "pingpong",
         [TILE_SCHEDULE_cooperative] = "cooperative",
+        [TILE_SCHEDULE_gate_first] = "gate_first",
         [TILE_SCHEDULE_multistage] = "multistage",
     };
     int32_t kernel_idx = 0;
@@ -69,8 +70,9 @@ enum imbrex_status imbrex_kernel_variant_describe(enum imbrex_kernel_op op, int3
     *variant = (struct imbrex_kernel_variant){
         .name = kernel->name,
         .schedule = schedules[kernel->schedule],
-        .is_split = !kernel->is_portable &&
-                    (kernel->form == TILE_FORM_SPLIT || kernel->form == TILE_FORM_GENERAL_SPLIT),
+        .is_split = (kernel->form == TILE_FORM_SPLIT && !kernel_serves(kernel, TILE_FORM_PAIR)) ||
+                    (kernel->form == TILE_FORM_GENERAL_SPLIT &&
+                     !kernel_serves(kernel, TILE_FORM_GENERAL_PAIR)),
         .is_general = tile_form_is_general(kernel->form),
         .block_m = kernel->block_m,
         .block_n = kernel->block_n,

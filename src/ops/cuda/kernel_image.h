@@ -12,6 +12,7 @@
     X(gemm_swiglu_pingpong)      \
     X(gemm_swiglu_cooperative)   \
     X(gemm_swiglu_split)         \
+    X(gemm_swiglu_gate_first)    \
     X(gemm_swiglu_general)       \
     X(gemm_swiglu_general_split) \
     X(gated_activation)          \

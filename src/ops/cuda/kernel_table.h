@@ -33,6 +33,7 @@ enum tile_schedule {
     TILE_SCHEDULE_pingpong,
     TILE_SCHEDULE_cooperative,
     TILE_SCHEDULE_multistage, /* the portable kernels, see kernels/gemm_mma.cu */
+    TILE_SCHEDULE_gate_first, /* TILE_FORM_SPLIT, though it takes matrices of any layout */
 };
 
 struct kernel_variant {
@@ -46,6 +47,16 @@ struct kernel_variant {
     int32_t shared_bytes;
     size_t params_bytes;
 };
+
+/* Whether it can take weights that lie in this form. */
+static inline bool kernel_serves(const struct kernel_variant *kernel, enum tile_form form)
+{
+    bool takes_any_layout = kernel->is_portable || kernel->schedule == TILE_SCHEDULE_gate_first;
+    return kernel->form == form ||
+           (takes_any_layout &&
+            ((kernel->form == TILE_FORM_SPLIT && form == TILE_FORM_PAIR) ||
+             (kernel->form == TILE_FORM_GENERAL_SPLIT && form == TILE_FORM_GENERAL_PAIR)));
+}
 
 /* Kernels of all ops, [0, kernel_table_count()). */
 int32_t kernel_table_count(void);

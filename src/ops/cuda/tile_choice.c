@@ -37,6 +37,11 @@ static const struct schedule_cost schedule_costs[] = {
                                 .tile = 1030.0,
                                 .end_element = 0.309},
     [TILE_SCHEDULE_cooperative] = {.rate = 0.919, .tile = 117.0, .tile_element = 0.297},
+    /* As pingpong. Its tiles are never chosen by cost, but ordered among themselves. */
+    [TILE_SCHEDULE_gate_first] = {.rate = 0.941,
+                                  .k_block = 11.6,
+                                  .tile = 1030.0,
+                                  .end_element = 0.309},
 };
 
 #define CLOCK_MHZ 1700.0
@@ -143,15 +148,6 @@ static enum imbrex_status check_numbers(const struct tile_plan *plan, struct imb
     return IMBREX_STATUS_OK;
 }
 
-/* Whether a kernel reads weights that are given like this. */
-static bool takes_form(const struct kernel_variant *kernel, enum tile_form form)
-{
-    return kernel->form == form ||
-           (kernel->is_portable &&
-            ((kernel->form == TILE_FORM_SPLIT && form == TILE_FORM_PAIR) ||
-             (kernel->form == TILE_FORM_GENERAL_SPLIT && form == TILE_FORM_GENERAL_PAIR)));
-}
-
 /* What the two kinds of kernels ask for: the copy engine, or the absence of clusters. */
 static enum imbrex_status check_kind(const struct tile_machine *machine,
                                      const struct kernel_variant *kernel,
@@ -206,7 +202,7 @@ enum imbrex_status tile_check(const struct tile_machine *machine,
                          "shape: expected sides of at least 1, found m %d, n %d, k %d",
                          (int)problem->m, (int)problem->columns, (int)problem->k);
     }
-    if (!takes_form(kernel, problem->form)) {
+    if (!kernel_serves(kernel, problem->form)) {
         static const char *const forms[] = {
             [TILE_FORM_PAIR] = "one view of gate and up",
             [TILE_FORM_SPLIT] = "gate and up apart",
@@ -263,15 +259,18 @@ static double overlapped(double a, double b)
 }
 
 /* Clocks of a step of GEMM_TILE_BLOCK_K: its products, over its loads, which narrower tiles have as
- * many of. */
+ * many of; gate_first takes it in two, gate and up, and loads A for each. */
 static double k_block_clocks(const struct kernel_variant *kernel, const struct tile_plan *plan,
                              int32_t width)
 {
     const struct schedule_cost *schedule = &schedule_costs[kernel->schedule];
+    double num_passes = kernel->schedule == TILE_SCHEDULE_gate_first ? 2.0 : 1.0;
+    double step_clocks =
+        schedule->k_block + (kernel->block_m <= ONE_WARPGROUP_ROWS ? ONE_WARPGROUP_CLOCKS : 0.0);
     double products =
         (double)kernel->block_m * width * GEMM_TILE_BLOCK_K / (MACS_PER_CLOCK * schedule->rate) +
-        schedule->k_block + (kernel->block_m <= ONE_WARPGROUP_ROWS ? ONE_WARPGROUP_CLOCKS : 0.0);
-    double a_rows = kernel->block_m * (plan->cluster_n > 1 ? SHARED_LOAD_SHARE : 1.0);
+        num_passes * step_clocks;
+    double a_rows = num_passes * kernel->block_m * (plan->cluster_n > 1 ? SHARED_LOAD_SHARE : 1.0);
     double weight_rows = kernel->block_n * (plan->cluster_m > 1 ? SHARED_LOAD_SHARE : 1.0);
     double loads = (a_rows + weight_rows) * GEMM_TILE_BLOCK_K * BF16_BYTES / FEED_BYTES_PER_CLOCK;
     return overlapped(products, loads);
@@ -382,9 +381,11 @@ enum imbrex_status tile_choose(const struct tile_machine *machine,
     for (int32_t kernel_idx = begin; kernel_idx < end; kernel_idx++) {
         const struct kernel_variant *kernel = kernel_table_at(kernel_idx);
         /* Not a reason to report, unless it is the only one. A GPU that has kernels of its own does
-         * without the portable ones, unless they are asked for. */
-        if (end - begin > 1 &&
-            (!takes_form(kernel, problem->form) || kernel->is_portable != machine->is_portable)) {
+         * without the portable ones, unless they are asked for; gate_first runs where it is asked
+         * for or was measured: by cost it always loses, since it reads A twice. */
+        if (end - begin > 1 && (!kernel_serves(kernel, problem->form) ||
+                                kernel->schedule == TILE_SCHEDULE_gate_first ||
+                                kernel->is_portable != machine->is_portable)) {
             continue;
         }
         /* Each cluster with wide tiles alone, then with as many narrower ones as fit. */

@@ -37,7 +37,7 @@ static bool is_row_for(const struct tile_measurement *row, const struct tile_mac
 /* Names a kernel by what it is, so that rows outlive a change of the list. */
 static bool is_kernel_of(const struct tile_measurement *row, const struct kernel_variant *kernel)
 {
-    return kernel->form == row->problem.form && kernel->schedule == row->schedule &&
+    return kernel_serves(kernel, row->problem.form) && kernel->schedule == row->schedule &&
            kernel->block_m == row->block_m && kernel->block_n == row->block_n;
 }
 

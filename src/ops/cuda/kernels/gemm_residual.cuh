@@ -271,13 +271,6 @@ __device__ __forceinline__ void consume_splits(const struct gemm_residual_params
         tensor_store_wait_read<0>();
 }
 
-/* Where a CTA stands. */
-struct cta_place {
-    uint32_t stages; /* shared memory */
-    int group, rank, rank_m, rank_n;
-    int first_block, block_step;
-};
-
 /* What gemm_tile does ahead of its roles. */
 template <int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
 __device__ __forceinline__ cta_place cta_begin(const struct gemm_tile_params &p)
@@ -288,15 +281,15 @@ __device__ __forceinline__ cta_place cta_begin(const struct gemm_tile_params &p)
                       GEMM_TILE_SHARED_LIMIT,
                   "shared memory of a CTA");
     extern __shared__ unsigned char shared[];
-    const int cluster = p.cluster_m * p.cluster_n;
     struct cta_place place;
+    place.cluster = p.cluster_m * p.cluster_n;
     place.stages = (shared_address(shared) + SWIZZLE_ATOM_BYTES - 1) & ~(SWIZZLE_ATOM_BYTES - 1);
     place.group = threadIdx.x / THREADS_OF_GROUP;
     place.rank = cluster_cta_rank();
     place.rank_n = place.rank / p.cluster_m;
     place.rank_m = place.rank - place.rank_n * p.cluster_m;
-    place.first_block = blockIdx.x / cluster;
-    place.block_step = gridDim.x / cluster;
+    place.first_block = blockIdx.x / place.cluster;
+    place.block_step = gridDim.x / place.cluster;
 
     const uint32_t full = place.stages + NUM_STAGES * (BLOCK_M + BLOCK_N) * ROW_BYTES +
                           2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
@@ -314,7 +307,7 @@ __device__ __forceinline__ cta_place cta_begin(const struct gemm_tile_params &p)
     } else if (threadIdx.x == 32) {
         tensor_map_prefetch(&p.d);
     }
-    if (cluster > 1)
+    if (place.cluster > 1)
         cluster_sync();
     else
         __syncthreads();

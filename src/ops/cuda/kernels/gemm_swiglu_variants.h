@@ -65,6 +65,17 @@
     X(cooperative, 128, 256, 4, 2)    \
     X(cooperative, 256, 192, 3, 2)
 
+/* gemm_swiglu_bf16_sm90_gate_first_..., fatbin gemm_swiglu_gate_first: for any layout of gate and
+ * up. A stage holds rows of A and of one of the two, so GEMM_TILE_SHARED_BYTES counts block_n / 2;
+ * gate and up are block_n / 2 <= 192 columns of wgmma each. */
+#define GEMM_SWIGLU_GATE_FIRST_VARIANTS(X) \
+    X(gate_first, 64, 256, 8, 2)           \
+    X(gate_first, 64, 320, 6, 2)           \
+    X(gate_first, 64, 384, 6, 2)           \
+    X(gate_first, 128, 128, 8, 2)          \
+    X(gate_first, 128, 160, 7, 2)          \
+    X(gate_first, 128, 192, 6, 2)
+
 /* gemm_swiglu_bf16_sm90_general_..., fatbin gemm_swiglu_general: biases, and gating that is not
  * SiLU in exact rounding. Their epilogue is long, and every start of a kernel waits for its code to
  * come: so they compute no narrow tiles, whose code would be another one. */

@@ -80,14 +80,19 @@ __device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &
     return tile;
 }
 
-/* silu(gate) * up in fp32: gate / (1 + e^-gate) * up, infinities and NaN included. The factor 2^-8
- * keeps the argument of the reciprocal where its result is a normal number. One formula for all
- * kernels: with the order of k, which is theirs in common too, it gives a row the same bits in
- * every tile shape. */
-__device__ __forceinline__ float swiglu(float gate, float up)
+/* silu(gate) in fp32: gate / (1 + e^-gate), infinities and NaN included. The factor 2^-8 keeps the
+ * argument of the reciprocal where its result is a normal number. */
+__device__ __forceinline__ float swish(float gate)
 {
     const float scaled = fmaf(exp2_approx(gate * -1.44269504f), 0x1p-8f, 0x1p-8f);
-    return gate * reciprocal_approx(scaled) * 0x1p-8f * up;
+    return gate * reciprocal_approx(scaled) * 0x1p-8f;
+}
+
+/* One formula for all kernels: with the order of k, which is theirs in common too, it gives a row
+ * the same bits in every tile shape. */
+__device__ __forceinline__ float swiglu(float gate, float up)
+{
+    return swish(gate) * up;
 }
 
 /* Asks for one k-block of B: this CTA's slice, sent to the CTAs in `mask`. */
@@ -136,9 +141,29 @@ __device__ __forceinline__ void load_a(const struct gemm_tile_params &p, uint32_
         tensor_load_2d(a, &p.a, barrier, k, row);
 }
 
-/* Brings the k-blocks of all tiles of this CTA, one stage after another. Of what the CTAs of a
- * cluster share each loads a slice and sends it to all: `slice` pieces of 16 rows of B, the last
- * slices overlapping where the pieces do not divide (the same bytes are then written twice). */
+/* Of what the CTAs of a cluster share each loads a slice and sends it to all: `slice` pieces of 16
+ * rows of B, the last slices overlapping where the pieces do not divide (the same bytes are then
+ * written twice). */
+struct cluster_share {
+    int slice, first_piece;
+    int a_first; /* row of the A block */
+    uint16_t b_mask, a_mask;
+};
+
+template <int BLOCK_M, int BLOCK_N>
+__device__ __forceinline__ cluster_share share_of(const struct gemm_tile_params &p, int rank_m,
+                                                  int rank_n)
+{
+    struct cluster_share share;
+    share.slice = (BLOCK_N / 16 + p.cluster_m - 1) / p.cluster_m;
+    share.first_piece = min(rank_m * share.slice, BLOCK_N / 16 - share.slice);
+    share.a_first = rank_n * (BLOCK_M / p.cluster_n);
+    share.b_mask = ((1 << p.cluster_m) - 1) << (rank_n * p.cluster_m);
+    share.a_mask = (p.cluster_n == 1 ? 1 : p.cluster_n == 4 ? 15 : 1 | 1 << p.cluster_m) << rank_m;
+    return share;
+}
+
+/* Brings the k-blocks of all tiles of this CTA, one stage after another. */
 template <int FORM, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
 __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32_t stages,
                                         int rank_m, int rank_n, int first_block, int block_step)
@@ -146,15 +171,8 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
     constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
     constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
     constexpr int FULL = NUM_STAGES * STAGE_BYTES + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
-    const int slice = (BLOCK_N / 16 + p.cluster_m - 1) / p.cluster_m;
-    const int first_piece = min(rank_m * slice, BLOCK_N / 16 - slice);
-    const int a_first = rank_n * (BLOCK_M / p.cluster_n);
-    const uint16_t b_mask = ((1 << p.cluster_m) - 1) << (rank_n * p.cluster_m);
-    const uint16_t a_mask = (p.cluster_n == 1   ? 1
-                             : p.cluster_n == 4 ? 15
-                                                : 1 | 1 << p.cluster_m)
-                            << rank_m;
-    const uint32_t bytes = A_BYTES + p.cluster_m * slice * 16 * ROW_BYTES;
+    const struct cluster_share share = share_of<BLOCK_M, BLOCK_N>(p, rank_m, rank_n);
+    const uint32_t bytes = A_BYTES + p.cluster_m * share.slice * 16 * ROW_BYTES;
     const int num_blocks = p.num_blocks_m * p.num_blocks_n;
     int k_block = 0;
 
@@ -167,13 +185,14 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
             const uint32_t barrier = stages + FULL + 8 * k_block;
             mbarrier_expect_bytes(barrier, bytes);
             load_b<FORM, BLOCK_N>(p, stages + k_block * STAGE_BYTES + A_BYTES, barrier,
-                                  k_block * GEMM_TILE_BLOCK_K, tile.piece, first_piece, b_mask);
+                                  k_block * GEMM_TILE_BLOCK_K, tile.piece, share.first_piece,
+                                  share.b_mask);
         }
         grid_wait_for_previous();
 #pragma unroll 1
         for (int i = 0; i < early; i++)
             load_a(p, stages + i * STAGE_BYTES, stages + FULL + 8 * i, i * GEMM_TILE_BLOCK_K,
-                   tile.m * BLOCK_M + a_first, a_first, a_mask);
+                   tile.m * BLOCK_M + share.a_first, share.a_first, share.a_mask);
     } else {
         grid_wait_for_previous();
     }
@@ -188,10 +207,10 @@ __device__ __forceinline__ void produce(const struct gemm_tile_params &p, uint32
             const uint32_t a = stages + stage * STAGE_BYTES;
             mbarrier_wait(barrier + 8 * NUM_STAGES, parity);
             mbarrier_expect_bytes(barrier, bytes);
-            load_a(p, a, barrier, k_block * GEMM_TILE_BLOCK_K, tile.m * BLOCK_M + a_first, a_first,
-                   a_mask);
+            load_a(p, a, barrier, k_block * GEMM_TILE_BLOCK_K, tile.m * BLOCK_M + share.a_first,
+                   share.a_first, share.a_mask);
             load_b<FORM, BLOCK_N>(p, a + A_BYTES, barrier, k_block * GEMM_TILE_BLOCK_K, tile.piece,
-                                  first_piece, b_mask);
+                                  share.first_piece, share.b_mask);
             if (++stage == NUM_STAGES) {
                 stage = 0;
                 parity ^= 1;
@@ -427,6 +446,62 @@ struct consumer {
     int turn;      /* slot that comes next */
 };
 
+/* SLOTS and EMPTY: where output chunks and empty barriers begin behind the first stage; group_row:
+ * of the tile, that the warpgroup begins at. */
+template <int SLOTS, int EMPTY, int NUM_SLOTS>
+__device__ __forceinline__ consumer consumer_of(const struct gemm_tile_params &p, uint32_t stages,
+                                                int group, int rank, int rank_m, int rank_n,
+                                                int group_row)
+{
+    const int thread = threadIdx.x % THREADS_OF_GROUP;
+    const int warp = thread / 32;
+    struct consumer self;
+
+    self.group = group;
+    self.lane = thread % 32;
+    self.first_row = group_row + warp * 16;
+    self.slots = stages + SLOTS + group * NUM_SLOTS * GEMM_TILE_SLOT_BYTES +
+                 warp * (GEMM_TILE_SLOT_BYTES / 4);
+    self.turn = 0;
+    /* Thread i tells CTA i of the cluster that a stage is free, if that CTA's copies come here. */
+    self.tells = thread < p.cluster_m * p.cluster_n &&
+                 (thread % p.cluster_m == rank_m || thread / p.cluster_m == rank_n);
+    self.peer_empty = cluster_address(stages + EMPTY, self.tells ? thread : rank);
+    return self;
+}
+
+/* All k-blocks of a product, the first of them in `stage`, the last in what `stage` is then: that
+ * one stays in flight and its stage held. FULL: where the full barriers begin. */
+template <int NUM_M, int HALVES, int COLUMNS, int HALF_ROWS, int A_BYTES, int STAGE_BYTES,
+          int NUM_STAGES, int FULL>
+__device__ __forceinline__ void multiply_blocks(const struct gemm_tile_params &p,
+                                                float (&accum)[NUM_M][HALVES][COLUMNS / 2],
+                                                const struct consumer &self, uint32_t stages,
+                                                uint32_t a_offset, uint32_t &stage,
+                                                uint32_t &parity)
+{
+    uint32_t held;
+
+    mbarrier_wait(stages + FULL + 8 * stage, parity);
+    multiply_block<true, NUM_M, HALVES, COLUMNS, HALF_ROWS>(
+        accum, stages + stage * STAGE_BYTES + a_offset, stages + stage * STAGE_BYTES + A_BYTES);
+#pragma unroll 1
+    for (int k_block = 1; k_block < p.num_k_blocks; k_block++) {
+        held = stage;
+        if (++stage == NUM_STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+        mbarrier_wait(stages + FULL + 8 * stage, parity);
+        multiply_block<false, NUM_M, HALVES, COLUMNS, HALF_ROWS>(
+            accum, stages + stage * STAGE_BYTES + a_offset, stages + stage * STAGE_BYTES + A_BYTES);
+        /* One k-block stays in flight; the one before it has been read. */
+        wgmma_wait<1>();
+        if (self.tells)
+            mbarrier_arrive_cluster(self.peer_empty + 8 * held);
+    }
+}
+
 /* One tile, WIDTH <= BLOCK_N columns of it: mainloop from k-block `position` of all that the CTA
  * computes on, then the epilogue. */
 template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS,
@@ -445,29 +520,12 @@ __device__ __forceinline__ void compute_tile(const struct gemm_tile_params &p, u
     float accum[NUM_M][HALVES][COLUMNS / 2];
     uint32_t stage = position % NUM_STAGES;
     uint32_t parity = position / NUM_STAGES & 1;
-    uint32_t held;
     const uint32_t a_offset = (SCHEDULE == pingpong ? 0 : self.group * NUM_M * 64) * ROW_BYTES;
 
     if (SCHEDULE == pingpong)
         named_barrier_wait(BARRIER_TURN + self.group, 2 * THREADS_OF_GROUP);
-    mbarrier_wait(stages + FULL + 8 * stage, parity);
-    multiply_block<true, NUM_M, HALVES, COLUMNS, BLOCK_N / HALVES>(
-        accum, stages + stage * STAGE_BYTES + a_offset, stages + stage * STAGE_BYTES + A_BYTES);
-#pragma unroll 1
-    for (int k_block = 1; k_block < p.num_k_blocks; k_block++) {
-        held = stage;
-        if (++stage == NUM_STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-        mbarrier_wait(stages + FULL + 8 * stage, parity);
-        multiply_block<false, NUM_M, HALVES, COLUMNS, BLOCK_N / HALVES>(
-            accum, stages + stage * STAGE_BYTES + a_offset, stages + stage * STAGE_BYTES + A_BYTES);
-        /* One k-block stays in flight; the one before it has been read. */
-        wgmma_wait<1>();
-        if (self.tells)
-            mbarrier_arrive_cluster(self.peer_empty + 8 * held);
-    }
+    multiply_blocks<NUM_M, HALVES, COLUMNS, BLOCK_N / HALVES, A_BYTES, STAGE_BYTES, NUM_STAGES,
+                    FULL>(p, accum, self, stages, a_offset, stage, parity);
     /* Found again: kept through the mainloop it would take registers from it. The tensor cores are
      * still busy here. */
     const tile_position tile = tile_at<BLOCK_N>(p, block, rank_m, rank_n);
@@ -498,22 +556,11 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
 {
     constexpr int SLOTS = NUM_STAGES * (BLOCK_M + BLOCK_N) * ROW_BYTES;
     constexpr int EMPTY = SLOTS + 2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES + 8 * NUM_STAGES;
-    const int thread = threadIdx.x % THREADS_OF_GROUP;
-    const int warp = thread / 32;
     uint32_t position = 0; /* of the next k-block in all that the CTA computes */
     uint32_t position_step = p.num_k_blocks;
-    struct consumer self;
+    struct consumer self = consumer_of<SLOTS, EMPTY, NUM_SLOTS>(
+        p, stages, group, rank, rank_m, rank_n, SCHEDULE == pingpong ? 0 : group * (BLOCK_M / 2));
 
-    self.group = group;
-    self.lane = thread % 32;
-    self.first_row = (SCHEDULE == pingpong ? 0 : group * (BLOCK_M / 2)) + warp * 16;
-    self.slots = stages + SLOTS + group * NUM_SLOTS * GEMM_TILE_SLOT_BYTES +
-                 warp * (GEMM_TILE_SLOT_BYTES / 4);
-    self.turn = 0;
-    /* Thread i tells CTA i of the cluster that a stage is free, if that CTA's copies come here. */
-    self.tells = thread < p.cluster_m * p.cluster_n &&
-                 (thread % p.cluster_m == rank_m || thread / p.cluster_m == rank_n);
-    self.peer_empty = cluster_address(stages + EMPTY, self.tells ? thread : rank);
     if (SCHEDULE == pingpong) {
         if (group == 1) {
             named_barrier_arrive(BARRIER_TURN, 2 * THREADS_OF_GROUP);
@@ -537,6 +584,54 @@ __device__ __forceinline__ void consume(const struct gemm_tile_params &p, uint32
         tensor_store_wait_read<0>();
 }
 
+/* Where a CTA stands in its cluster and in the walk over the tiles. */
+struct cta_place {
+    uint32_t stages; /* the first one */
+    int group;       /* warpgroup of this thread */
+    int cluster;     /* CTAs in it */
+    int rank, rank_m, rank_n;
+    int first_block, block_step;
+};
+
+/* Barriers, then the cluster is met and the next grid let in. BLOCK_N:
+ * rows of B in a stage; READERS: consumers of a CTA that read each stage. */
+template <int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS, int READERS>
+__device__ __forceinline__ cta_place begin_cta(const struct gemm_tile_params &p)
+{
+    extern __shared__ unsigned char shared[];
+    struct cta_place place;
+    place.stages = (shared_address(shared) + SWIZZLE_ATOM_BYTES - 1) & ~(SWIZZLE_ATOM_BYTES - 1);
+    const uint32_t full = place.stages + NUM_STAGES * (BLOCK_M + BLOCK_N) * ROW_BYTES +
+                          2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
+    const uint32_t empty = full + 8 * NUM_STAGES;
+    place.group = threadIdx.x / THREADS_OF_GROUP;
+    place.cluster = p.cluster_m * p.cluster_n;
+    place.rank = cluster_cta_rank();
+    place.rank_n = place.rank / p.cluster_m;
+    place.rank_m = place.rank - place.rank_n * p.cluster_m;
+    place.first_block = blockIdx.x / place.cluster;
+    place.block_step = gridDim.x / place.cluster;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < NUM_STAGES; i++) {
+            mbarrier_init(full + 8 * i, 1);
+            mbarrier_init(empty + 8 * i, (p.cluster_m + p.cluster_n - 1) * READERS);
+        }
+        mbarrier_init_fence();
+    } else if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP) {
+        tensor_map_prefetch(&p.a);
+        tensor_map_prefetch(&p.b);
+    } else if (threadIdx.x == 32) {
+        tensor_map_prefetch(&p.d);
+    }
+    if (place.cluster > 1)
+        cluster_sync();
+    else
+        __syncthreads();
+    grid_release_next();
+    return place;
+}
+
 template <int FORM, int SCHEDULE, int BLOCK_M, int BLOCK_N, int NUM_STAGES, int NUM_SLOTS>
 __device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
 {
@@ -548,51 +643,22 @@ __device__ __forceinline__ void gemm_tile(const struct gemm_tile_params &p)
     static_assert(GEMM_TILE_SHARED_BYTES(BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS) <=
                       GEMM_TILE_SHARED_LIMIT,
                   "shared memory of a CTA");
-    extern __shared__ unsigned char shared[];
-    const uint32_t stages =
-        (shared_address(shared) + SWIZZLE_ATOM_BYTES - 1) & ~(SWIZZLE_ATOM_BYTES - 1);
-    const uint32_t full = stages + NUM_STAGES * (BLOCK_M + BLOCK_N) * ROW_BYTES +
-                          2 * NUM_SLOTS * GEMM_TILE_SLOT_BYTES;
-    const uint32_t empty = full + 8 * NUM_STAGES;
-    const int group = threadIdx.x / THREADS_OF_GROUP;
-    const int cluster = p.cluster_m * p.cluster_n;
-    const int rank = cluster_cta_rank();
-    const int rank_n = rank / p.cluster_m;
-    const int rank_m = rank - rank_n * p.cluster_m;
-    const int first_block = blockIdx.x / cluster;
-    const int block_step = gridDim.x / cluster;
+    const struct cta_place place = begin_cta < BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS,
+                           SCHEDULE == pingpong ? 1 : 2 > (p);
 
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < NUM_STAGES; i++) {
-            mbarrier_init(full + 8 * i, 1);
-            mbarrier_init(empty + 8 * i,
-                          (p.cluster_m + p.cluster_n - 1) * (SCHEDULE == pingpong ? 1 : 2));
-        }
-        mbarrier_init_fence();
-    } else if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP) {
-        tensor_map_prefetch(&p.a);
-        tensor_map_prefetch(&p.b);
-    } else if (threadIdx.x == 32) {
-        tensor_map_prefetch(&p.d);
-    }
-    if (cluster > 1)
-        cluster_sync();
-    else
-        __syncthreads();
-    grid_release_next();
-
-    if (group == PRODUCER_GROUP) {
+    if (place.group == PRODUCER_GROUP) {
         registers_shrink<40>();
         if (threadIdx.x == PRODUCER_GROUP * THREADS_OF_GROUP)
-            produce<FORM, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(p, stages, rank_m, rank_n,
-                                                                   first_block, block_step);
+            produce<FORM, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(
+                p, place.stages, place.rank_m, place.rank_n, place.first_block, place.block_step);
     } else {
         registers_grow<232>();
         consume<FORM, SCHEDULE, BLOCK_M, BLOCK_N, NUM_STAGES, NUM_SLOTS>(
-            p, stages, group, rank, rank_m, rank_n, first_block, block_step);
+            p, place.stages, place.group, place.rank, place.rank_m, place.rank_n, place.first_block,
+            place.block_step);
     }
     /* No CTA ends while another may still write into its shared memory. */
-    if (cluster > 1)
+    if (place.cluster > 1)
         cluster_sync();
 }
 

@@ -79,6 +79,32 @@ template <int REGISTERS> __device__ __forceinline__ void registers_grow(void)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
+/* ---- clocks --------------------------------------------------------------------------------- */
+
+/* "%clock64": of this SM. */
+__device__ __forceinline__ uint64_t sm_clock(void)
+{
+    uint64_t clock;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
+    return clock;
+}
+
+/* "%globaltimer": nanoseconds, the same on all SMs. */
+__device__ __forceinline__ uint64_t device_time_ns(void)
+{
+    uint64_t time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
+    return time;
+}
+
+/* "%smid" */
+__device__ __forceinline__ uint32_t sm_number(void)
+{
+    uint32_t sm;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    return sm;
+}
+
 /* ---- barriers ------------------------------------------------------------------------------- */
 
 /* "bar": named barriers of a CTA; threads counts those who wait and those who only arrive. */
@@ -413,7 +439,7 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait(void)
 template <int COLUMNS, bool FIRST>
 __device__ __forceinline__ void wgmma(float (&accum)[COLUMNS / 2], uint64_t a, uint64_t b)
 {
-    static_assert(COLUMNS % 8 == 0 && (COLUMNS <= 128 ? COLUMNS >= 32 : COLUMNS % 16 == 0),
+    static_assert(COLUMNS % 8 == 0 && (COLUMNS <= 192 ? COLUMNS >= 32 : COLUMNS % 16 == 0),
                   "no instruction of this width is listed");
     WGMMA_CASE(32, 16, 17)
     WGMMA_CASE(40, 20, 21)
@@ -428,9 +454,13 @@ __device__ __forceinline__ void wgmma(float (&accum)[COLUMNS / 2], uint64_t a, u
     WGMMA_CASE(112, 56, 57)
     WGMMA_CASE(120, 60, 61)
     WGMMA_CASE(128, 64, 65)
+    WGMMA_CASE(136, 68, 69)
     WGMMA_CASE(144, 72, 73)
+    WGMMA_CASE(152, 76, 77)
     WGMMA_CASE(160, 80, 81)
+    WGMMA_CASE(168, 84, 85)
     WGMMA_CASE(176, 88, 89)
+    WGMMA_CASE(184, 92, 93)
     WGMMA_CASE(192, 96, 97)
     WGMMA_CASE(208, 104, 105)
     WGMMA_CASE(224, 112, 113)
