@@ -33,7 +33,7 @@ struct kv_settings {
 };
 
 static const struct kv_settings kv_defaults = {
-    .engine = {.cpu = {.value = IMBREX_CPU_ALL}},
+    .engine = ENGINE_SETTINGS_DEFAULT,
     .rounds = {.value = 1},
     .seed = {.value = 1},
     .num_sessions = {.value = 16},
@@ -201,6 +201,7 @@ static const struct option_spec kv_options[] = {
     ENGINE_OPTION_CTX_SIZE(struct kv_settings,
                            "the longest request, at most what the model was made for; longer "
                            "prompts are cut"),
+    ENGINE_OPTION_DEVICE(struct kv_settings),
     ENGINE_OPTION_THREADS(struct kv_settings),
     ENGINE_OPTION_CPU(struct kv_settings),
     {.long_name = "json",
