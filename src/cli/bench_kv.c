@@ -33,7 +33,7 @@ struct kv_settings {
 };
 
 static const struct kv_settings kv_defaults = {
-    .engine = {.cpu = {.value = IMBREX_CPU_ALL}},
+    .engine = ENGINE_SETTINGS_DEFAULT,
     .rounds = {.value = 1},
     .seed = {.value = 1},
     .num_sessions = {.value = 16},
@@ -189,9 +189,19 @@ static const struct option_spec kv_options[] = {
      .min = 1,
      .max = IMBREX_MAX_RUNNING,
      .offset = offsetof(struct kv_settings, max_running)},
+    {.long_name = "kv-host",
+     .argument = "SIZE",
+     .type = OPTION_TYPE_STRING,
+     .group = "Engine",
+     .help =
+         "run each policy once more with that much RAM below the KV cache, such as 1G, for what "
+         "it has no room for",
+     .default_text = "none",
+     .offset = offsetof(struct kv_settings, engine.kv_host)},
     ENGINE_OPTION_CTX_SIZE(struct kv_settings,
                            "the longest request, at most what the model was made for; longer "
                            "prompts are cut"),
+    ENGINE_OPTION_DEVICE(struct kv_settings),
     ENGINE_OPTION_THREADS(struct kv_settings),
     ENGINE_OPTION_CPU(struct kv_settings),
     {.long_name = "json",
@@ -204,6 +214,7 @@ static const struct option_spec kv_options[] = {
 struct kv_run {
     const char *policy;
     int32_t round; /* from 0 */
+    bool has_host; /* RAM below the KV cache */
     struct load_result result;
 };
 
@@ -215,6 +226,7 @@ struct kv_bench {
     size_t num_cut; /* requests that were longer than the context */
     struct imbrex_engine_options options;
     struct imbrex_memory_plan plan;
+    size_t kv_host_bytes;                        /* of the runs that have them; 0: there are none */
     char policies[MAX_POLICIES][MAX_NAME_BYTES]; /* [num_policies] */
     int32_t num_policies;
     struct kv_run *runs; /* [num_runs], in the order of time */
@@ -371,6 +383,12 @@ static int choose_options(struct kv_bench *bench)
         bench->options.max_waiting =
             (int32_t)(bench->load.count < MAX_WAITING ? bench->load.count : MAX_WAITING);
     }
+    exit_code = engine_settings_choose_tiers(&settings->engine, NULL, &bench->options);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    bench->kv_host_bytes = bench->options.kv_host_bytes;
+    bench->options.kv_policy = NULL;
     if (imbrex_engine_plan(bench->model, &bench->options, &bench->plan, &err) != IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
@@ -392,7 +410,7 @@ static int warm_up(const struct kv_bench *bench, const struct load_settings *set
 }
 
 /* On an engine of its own: what an earlier run left would be found. */
-static int run_policy(struct kv_bench *bench, const char *policy, int32_t round)
+static int run_policy(struct kv_bench *bench, const char *policy, int32_t round, bool has_host)
 {
     const struct imbrex_tokenizer *tokenizer = imbrex_model_tokenizer(bench->model);
     struct imbrex_error err = {.status = IMBREX_STATUS_OK};
@@ -408,11 +426,12 @@ static int run_policy(struct kv_bench *bench, const char *policy, int32_t round)
         settings.vocab_size = imbrex_tokenizer_vocab_size(tokenizer);
     }
     bench->options.kv_policy = policy;
+    bench->options.kv_host_bytes = has_host ? bench->kv_host_bytes : 0;
     if (imbrex_engine_create(bench->model, &bench->options, &settings.engine, &err) !=
         IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
-    *kv_run = (struct kv_run){.policy = policy, .round = round};
+    *kv_run = (struct kv_run){.policy = policy, .round = round, .has_host = has_host};
     int exit_code = warm_up(bench, &settings);
     if (exit_code == EXIT_CODE_OK && signals_interrupt() == 0) {
         exit_code = load_run(&settings, &bench->load, &kv_run->result);
@@ -435,7 +454,12 @@ static int run_all(struct kv_bench *bench)
     for (int32_t round = 0; round < num_rounds; round++) {
         for (int32_t i = 0; i < bench->num_policies && signals_interrupt() == 0; i++) {
             int32_t policy = round % 2 == 0 ? i : bench->num_policies - 1 - i;
-            int exit_code = run_policy(bench, bench->policies[policy], round);
+            const char *name = bench->policies[policy];
+            int exit_code = run_policy(bench, name, round, false);
+            if (exit_code == EXIT_CODE_OK && bench->kv_host_bytes > 0 &&
+                strcmp(name, "none") != 0 && signals_interrupt() == 0) {
+                exit_code = run_policy(bench, name, round, true);
+            }
             if (exit_code != EXIT_CODE_OK) {
                 return exit_code;
             }
@@ -472,16 +496,19 @@ static void print_report(const struct kv_bench *bench)
         output_printf(", %zu cut to the context", bench->num_cut);
     }
     output_printf(", seed %" PRIu64 "\n\n", load->seed);
-    output_printf("%-12s%6s%10s%12s%12s%10s%10s%10s\n", "policy", "round", "hit rate", "saved",
+    output_printf("%-16s%6s%10s%12s%12s%10s%10s%10s\n", "policy", "round", "hit rate", "saved",
                   "prompts", "TTFT p50", "p99", "mean");
-    output_printf("%-12s%6s%10s%12s%12s%10s%10s%10s\n", "", "", "%", "tokens", "tokens", "ms", "ms",
+    output_printf("%-16s%6s%10s%12s%12s%10s%10s%10s\n", "", "", "%", "tokens", "tokens", "ms", "ms",
                   "ms");
     for (int32_t i = 0; i < bench->num_runs; i++) {
         const struct load_result *result = &bench->runs[i].result;
-        output_printf("%-12s%6" PRId32 "%10.2f%12" PRIu64 "%12" PRIu64 "%10.3f%10.3f%10.3f\n",
-                      bench->runs[i].policy, bench->runs[i].round + 1, 100 * hit_rate(result),
-                      result->num_cached_tokens, (uint64_t)result->num_prompt_tokens,
-                      result->ttft.p50 / 1e6, result->ttft.p99 / 1e6, result->ttft.mean / 1e6);
+        char name[MAX_NAME_BYTES + 8];
+        (void)snprintf(name, sizeof(name), "%s%s", bench->runs[i].policy,
+                       bench->runs[i].has_host ? " +host" : "");
+        output_printf("%-16s%6" PRId32 "%10.2f%12" PRIu64 "%12" PRIu64 "%10.3f%10.3f%10.3f\n", name,
+                      bench->runs[i].round + 1, 100 * hit_rate(result), result->num_cached_tokens,
+                      (uint64_t)result->num_prompt_tokens, result->ttft.p50 / 1e6,
+                      result->ttft.p99 / 1e6, result->ttft.mean / 1e6);
     }
 }
 
@@ -489,17 +516,20 @@ static json_t *json_run(const struct kv_run *kv_run)
 {
     const struct load_result *result = &kv_run->result;
 
-    return json_pack(
-        "{s:s, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:{s:f, s:f, s:f, s:f, s:f}}", "policy",
-        kv_run->policy, "round", (int)kv_run->round + 1, "hit_rate", hit_rate(result),
-        "prompt_tokens", (json_int_t)result->num_prompt_tokens, "queried_tokens",
-        (json_int_t)result->num_queried_tokens, "cached_tokens",
-        (json_int_t)result->num_cached_tokens, "output_tokens",
-        (json_int_t)result->num_output_tokens, "completed", (json_int_t)result->num_completed,
-        "preemptions", (json_int_t)result->num_preemptions, "duration_s",
-        (double)result->duration_ns / 1e9, "ttft_ms", "mean", result->ttft.mean / 1e6, "p50",
-        result->ttft.p50 / 1e6, "p90", result->ttft.p90 / 1e6, "p99", result->ttft.p99 / 1e6, "max",
-        result->ttft.max / 1e6);
+    return json_pack("{s:s, s:i, s:b, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, "
+                     "s:{s:f, s:f, s:f, s:f, s:f}}",
+                     "policy", kv_run->policy, "round", (int)kv_run->round + 1, "has_host",
+                     (int)kv_run->has_host, "host_tokens", (json_int_t)result->num_host_tokens,
+                     "kv_wait_ns", (json_int_t)result->kv_wait_ns, "hit_rate", hit_rate(result),
+                     "prompt_tokens", (json_int_t)result->num_prompt_tokens, "queried_tokens",
+                     (json_int_t)result->num_queried_tokens, "cached_tokens",
+                     (json_int_t)result->num_cached_tokens, "output_tokens",
+                     (json_int_t)result->num_output_tokens, "completed",
+                     (json_int_t)result->num_completed, "preemptions",
+                     (json_int_t)result->num_preemptions, "duration_s",
+                     (double)result->duration_ns / 1e9, "ttft_ms", "mean", result->ttft.mean / 1e6,
+                     "p50", result->ttft.p50 / 1e6, "p90", result->ttft.p90 / 1e6, "p99",
+                     result->ttft.p99 / 1e6, "max", result->ttft.max / 1e6);
 }
 
 static int print_json(const struct kv_bench *bench)
@@ -537,7 +567,7 @@ static int print_json(const struct kv_bench *bench)
 
 static int measure(struct kv_bench *bench)
 {
-    size_t num_runs = (size_t)bench->num_policies * (size_t)bench->settings->rounds.value;
+    size_t num_runs = 2 * (size_t)bench->num_policies * (size_t)bench->settings->rounds.value;
 
     bench->runs = calloc(num_runs, sizeof(*bench->runs));
     if (bench->runs == NULL) {

@@ -201,7 +201,7 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
                               char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options);
 /* Sets what --kv-host and --kv-disk say. The folder's name is written to kv_folder, which the
- * options point to then. Returns an exit code. */
+ * options point to then; NULL: there is no --kv-disk. Returns an exit code. */
 int engine_settings_choose_tiers(const struct engine_settings *settings,
                                  char kv_folder[ENGINE_MAX_PATH_BYTES],
                                  struct imbrex_engine_options *options);

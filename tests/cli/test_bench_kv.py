@@ -9,8 +9,8 @@ from support import TestCase, run
 
 OPTIONS = {"sessions", "session-rate", "turns", "think", "system-tokens", "turn-tokens",
            "output-tokens", "trace", "starts", "requests", "scale", "speed", "concurrency", "seed",
-           "policy", "rounds", "kv-tokens", "max-running", "ctx-size", "threads", "cpu", "json",
-           "help"}
+           "policy", "rounds", "kv-tokens", "kv-host", "max-running", "ctx-size", "threads", "cpu",
+           "device", "json", "help"}
 # One after the other: what is found depends on no time.
 ONE = ("--concurrency", "1", "--kv-tokens", "4096", "--policy", "lru")
 # Blocks of 16 tokens instead of 512.
@@ -83,6 +83,17 @@ class Conversations(KvTestCase):
 
 
 class Policies(KvTestCase):
+    # Fault: a tier that is not below its run, or is below the others; less that is found with it.
+    def test_host(self):
+        runs = self.bench("--sessions", "8", "--concurrency", "1", "--policy", "none,lru",
+                          "--kv-tokens", "256", "--ctx-size", "256", "--kv-host", "16M",
+                          "--turns", "3", "--system-tokens", "64", "--turn-tokens", "32",
+                          "--output-tokens", "16", "--think", "1")["runs"]
+        self.assertEqual([(one["policy"], one["has_host"]) for one in runs],
+                         [("none", False), ("lru", False), ("lru", True)])
+        self.assertEqual([one["host_tokens"] > 0 for one in runs], [False, False, True])
+        self.assertGreater(runs[2]["cached_tokens"], runs[1]["cached_tokens"])
+
     # Fault: what one run left is found by the next, the order stays the same, or a policy's figures
     # are shown as another's.
     def test_rounds(self):

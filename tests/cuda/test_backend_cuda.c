@@ -386,7 +386,7 @@ int run_backend_cuda_tests(void)
         cmocka_unit_test(test_plain),           cmocka_unit_test(test_plain_with_tensor_attention),
         cmocka_unit_test(test_no_tokens),       cmocka_unit_test(test_overlap),
         cmocka_unit_test(test_each_call_fails), cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_unfused_mlp),       cmocka_unit_test(test_portable),
+        cmocka_unit_test(test_unfused_mlp),     cmocka_unit_test(test_portable),
     };
     return cmocka_run_group_tests_name("backend_cuda", tests, NULL, NULL);
 }
