@@ -519,7 +519,7 @@ static void test_cancel(void **state)
             num_cancelled +=
                 fixture->cases[i].mixed.choices[0].reason == IMBREX_FINISH_REASON_CANCELLED;
         }
-        assert_true(num_cancelled > 0 && num_cancelled < NUM_CASES);
+        assert_true(num_cancelled > 0 && (num_cancelled < NUM_CASES || TEST_SANITIZED));
         imbrex_engine_destroy(engine);
         device_destroy(device);
     }
