@@ -50,7 +50,7 @@ static CUdeviceptr allocate(size_t num_bytes)
 static CUdeviceptr upload(const void *from, size_t num_bytes)
 {
     CUdeviceptr memory = allocate(num_bytes);
-    require(GPU_CALL(&gpu, memcpy_htod, memory, from, num_bytes), "copy to the GPU");
+    require(copied_to_gpu(memory, from, num_bytes), "copy to the GPU");
     return memory;
 }
 
@@ -548,9 +548,8 @@ static void check_tensor_cuts(void)
         end = end < 400 ? end : 400;
         const int32_t query_begin[] = {begin, end};
         require(GPU_CALL(&gpu, stream_synchronize, gpu.stream) &&
-                    GPU_CALL(&gpu, memcpy_htod, step->gpu_query_begin, query_begin,
-                             sizeof(query_begin)) &&
-                    GPU_CALL(&gpu, memcpy_htod, step->gpu_seq_lens, &end, sizeof(end)),
+                    copied_to_gpu(step->gpu_query_begin, query_begin, sizeof(query_begin)) &&
+                    copied_to_gpu(step->gpu_seq_lens, &end, sizeof(end)),
                 "copy to the GPU");
         is_same = call(&bed, cuda_tensor_attend, &params);
     }
@@ -680,15 +679,13 @@ static void bench(attend_fn *attend, const char *name, const struct shape *shape
     CUdeviceptr qkv = allocate(qkv_bytes);
     for (size_t at = 0; at < pool_bytes; at += piece_bytes) {
         size_t left = pool_bytes - at;
-        require(GPU_CALL(&gpu, memcpy_htod, (CUdeviceptr)kv.blocks + at, piece,
-                         left < piece_bytes ? left : piece_bytes),
+        require(copied_to_gpu((CUdeviceptr)kv.blocks + at, piece,
+                              left < piece_bytes ? left : piece_bytes),
                 "fill");
     }
     for (size_t at = 0; at < qkv_bytes; at += piece_bytes) {
         size_t left = qkv_bytes - at;
-        require(
-            GPU_CALL(&gpu, memcpy_htod, qkv + at, piece, left < piece_bytes ? left : piece_bytes),
-            "fill");
+        require(copied_to_gpu(qkv + at, piece, left < piece_bytes ? left : piece_bytes), "fill");
     }
     free(piece);
     int32_t *tables = zeroed((size_t)num_blocks, sizeof(int32_t));

@@ -51,8 +51,7 @@ static struct problem problem_create(bool is_swiglu, int64_t m, int64_t n, int64
             problem.bias[i] = (float)random_normal();
         }
         require(GPU_CALL(&gpu, mem_alloc, &problem.bias_buffer, (size_t)n * sizeof(float)) &&
-                    GPU_CALL(&gpu, memcpy_htod, problem.bias_buffer, problem.bias,
-                             (size_t)n * sizeof(float)),
+                    copied_to_gpu(problem.bias_buffer, problem.bias, (size_t)n * sizeof(float)),
                 "bias");
     }
     return problem;
@@ -579,8 +578,8 @@ static void check_many_elements(void)
                 GPU_CALL(&gpu, memset_d8_async, a, 0, (size_t)ROWS * K * 2, gpu.stream) &&
                 GPU_CALL(&gpu, memset_d8_async, d, 0xff, (size_t)ROWS * row_bytes, gpu.stream) &&
                 GPU_CALL(&gpu, stream_synchronize, gpu.stream) &&
-                GPU_CALL(&gpu, memcpy_htod, a + (size_t)(ROWS - LAST) * K * 2,
-                         matrix_at(&problem.a, 0, 0), (size_t)LAST * K * 2),
+                copied_to_gpu(a + (size_t)(ROWS - LAST) * K * 2, matrix_at(&problem.a, 0, 0),
+                              (size_t)LAST * K * 2),
             "memory of the GPU");
     struct imbrex_gemm_swiglu_params params = {
         .a = (const void *)a,

@@ -37,8 +37,8 @@ struct buffer {
 
 static void buffer_upload(const struct buffer *buffer)
 {
-    require(GPU_CALL(&gpu, memcpy_htod, buffer->whole, buffer->host - CANARY_BYTES,
-                     buffer->num_bytes + 2 * CANARY_BYTES),
+    require(copied_to_gpu(buffer->whole, buffer->host - CANARY_BYTES,
+                          buffer->num_bytes + 2 * CANARY_BYTES),
             "copy to the GPU");
 }
 

@@ -48,8 +48,8 @@ static struct array array_create(enum dtype dtype, int64_t num_elements)
 
 static void array_upload(struct array *array)
 {
-    require(GPU_CALL(&gpu, memcpy_htod, array->base - GUARD_BYTES, array->host - GUARD_BYTES,
-                     array->num_bytes + 2 * GUARD_BYTES),
+    require(copied_to_gpu(array->base - GUARD_BYTES, array->host - GUARD_BYTES,
+                          array->num_bytes + 2 * GUARD_BYTES),
             "copy to the GPU");
 }
 

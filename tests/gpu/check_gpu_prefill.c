@@ -39,7 +39,7 @@ static CUdeviceptr take_on_gpu(size_t num_bytes)
 static CUdeviceptr upload(const void *memory, size_t num_bytes)
 {
     CUdeviceptr copy = take_on_gpu(num_bytes);
-    require(GPU_CALL(&gpu, memcpy_htod, copy, memory, num_bytes), "copy to the GPU");
+    require(copied_to_gpu(copy, memory, num_bytes), "copy to the GPU");
     return copy;
 }
 
@@ -259,7 +259,7 @@ static void step_run(struct step *step)
     for (size_t i = 0; i < num_elements; i++) {
         step->d[i] = CANARY;
     }
-    require(GPU_CALL(&gpu, memcpy_htod, step->d_buffer, step->d, num_elements * 2), "copy");
+    require(copied_to_gpu(step->d_buffer, step->d, num_elements * 2), "copy");
     launch(&params, step->min_query);
     require(GPU_CALL(&gpu, stream_synchronize, gpu.stream) &&
                 GPU_CALL(&gpu, memcpy_dtoh, step->d, step->d_buffer, num_elements * 2),
@@ -570,7 +570,7 @@ static void fill_random(CUdeviceptr memory, size_t num_bytes)
     }
     for (size_t at = 0; at < num_bytes; at += piece_elements * 2) {
         size_t part = num_bytes - at < piece_elements * 2 ? num_bytes - at : piece_elements * 2;
-        require(GPU_CALL(&gpu, memcpy_htod, memory + at, piece, part), "copy");
+        require(copied_to_gpu(memory + at, piece, part), "copy");
     }
     free(piece);
 }

@@ -77,8 +77,7 @@ static struct buffer buffer_create(size_t num_bytes)
 static struct buffer buffer_upload(const void *source, size_t num_bytes)
 {
     struct buffer buffer = buffer_create(num_bytes);
-    require(num_bytes == 0 || GPU_CALL(&gpu, memcpy_htod, buffer.base, source, num_bytes),
-            "copy to the GPU");
+    require(num_bytes == 0 || copied_to_gpu(buffer.base, source, num_bytes), "copy to the GPU");
     return buffer;
 }
 

@@ -79,7 +79,7 @@ static CUdeviceptr upload_floats(const float *values, int64_t count)
 {
     CUdeviceptr buffer = 0;
     require(GPU_CALL(&gpu, mem_alloc, &buffer, (size_t)count * sizeof(float)), "biases");
-    copy_to_gpu(buffer, values, (size_t)count * sizeof(float));
+    require(copied_to_gpu(buffer, values, (size_t)count * sizeof(float)), "copy to the GPU");
     return buffer;
 }
 
@@ -591,8 +591,10 @@ static void check_scales_of_values(void)
             product.up_bias[16 * j + u] = specials[u];
         }
     }
-    copy_to_gpu(product.gate_bias_buffer, product.gate_bias, N * sizeof(float));
-    copy_to_gpu(product.up_bias_buffer, product.up_bias, N * sizeof(float));
+    require(copied_to_gpu(product.gate_bias_buffer, product.gate_bias, N * sizeof(float)),
+            "copy to the GPU");
+    require(copied_to_gpu(product.up_bias_buffer, product.up_bias, N * sizeof(float)),
+            "copy to the GPU");
     for (size_t g = 0; g < NUM_GATINGS; g++) {
         struct semantics semantics = {.biases = BIASES_BOTH, .gating = gatings[g]};
         char name[300], what[600] = "";

@@ -43,13 +43,9 @@ struct memory {
     CUdeviceptr buffer, base;
 };
 
-/* The copy is over when this returns: cuMemcpyHtoD alone may still be writing then, and the stream
- * of the kernels does not wait for it. */
 static void memory_upload(const struct memory *memory)
 {
-    require(GPU_CALL(&gpu, memcpy_htod, memory->base, memory->host, memory->num_bytes) &&
-                GPU_CALL(&gpu, stream_synchronize, NULL),
-            "copy to the GPU");
+    require(copied_to_gpu(memory->base, memory->host, memory->num_bytes), "copy to the GPU");
 }
 
 static struct memory memory_create(size_t num_bytes)
@@ -840,7 +836,7 @@ static void bench_memory_create(struct bench_memory *memory)
                 gpu_launch(&gpu, "bench_fill", 1056, 256, fill_vectors) &&
                 GPU_CALL(&gpu, memset_d8_async, memory->hidden, 0x3c, hidden_bytes, gpu.stream) &&
                 GPU_CALL(&gpu, memset_d8_async, memory->activations, 0, 16 << 20, gpu.stream) &&
-                GPU_CALL(&gpu, memcpy_htod, memory->integers, integers, sizeof(integers)) &&
+                copied_to_gpu(memory->integers, integers, sizeof(integers)) &&
                 GPU_CALL(&gpu, stream_synchronize, gpu.stream),
             "memory of the benchmark");
 }

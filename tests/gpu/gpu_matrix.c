@@ -6,17 +6,10 @@
 #include "ops/dtype.h"
 #include "tests/gpu/gpu_session.h"
 
-/* A short copy may be on its way when the call returns, and gpu.stream does not wait for it. */
-void copy_to_gpu(CUdeviceptr to, const void *from, size_t num_bytes)
-{
-    require(GPU_CALL(&gpu, memcpy_htod, to, from, num_bytes) &&
-                GPU_CALL(&gpu, stream_synchronize, NULL),
-            "copy to the GPU");
-}
-
 void matrix_upload(struct matrix *matrix)
 {
-    copy_to_gpu(matrix->buffer, matrix->host, (size_t)matrix->num_elements * 2);
+    require(copied_to_gpu(matrix->buffer, matrix->host, (size_t)matrix->num_elements * 2),
+            "copy to the GPU");
 }
 
 void matrix_download(struct matrix *matrix)

@@ -18,9 +18,6 @@ struct matrix {
     int64_t rows, columns, stride, num_elements;
 };
 
-/* Returns when the bytes are there, which a copy from pageable memory alone does not wait for. */
-void copy_to_gpu(CUdeviceptr to, const void *from, size_t num_bytes);
-
 /* Normal values of this scale; everything around them is NaN: what is read by mistake shows. */
 struct matrix matrix_create(int64_t rows, int64_t columns, int64_t stride, double scale);
 void matrix_destroy(struct matrix *matrix);

@@ -20,6 +20,12 @@ bool check_begin(int *exit_code)
     return true;
 }
 
+bool copied_to_gpu(CUdeviceptr to, const void *from, size_t num_bytes)
+{
+    return GPU_CALL(&gpu, memcpy_htod, to, from, num_bytes) &&
+           GPU_CALL(&gpu, stream_synchronize, NULL);
+}
+
 int check_end(void)
 {
     imbrex_device_close(device);

@@ -12,6 +12,9 @@ extern struct gpu gpu;
 
 /* Opens both. False, with the exit code, where there is no GPU. */
 bool check_begin(int *exit_code);
+/* The copy is over when this returns: cuMemcpyHtoD alone may still be writing then, and the stream
+ * of the kernels does not wait for it. */
+bool copied_to_gpu(CUdeviceptr to, const void *from, size_t num_bytes);
 /* Closes both and prints the counts. Returns the exit code. */
 int check_end(void);
 

@@ -251,7 +251,7 @@ enum imbrex_status backend_cuda_create_on(struct imbrex_device *device,
         return error_out_of_memory(err, "backend", sizeof(*created));
     }
     bool is_portable =
-        device->is_portable || (options->ablations & (uint32_t)IMBREX_ABLATE_HOPPER) != 0;
+        device->only_portable || (options->ablations & (uint32_t)IMBREX_ABLATE_HOPPER) != 0;
     *created = (struct backend_cuda){
         .backend = {.functions = &cuda_functions,
                     .activation_dtype = options->activation_dtype,

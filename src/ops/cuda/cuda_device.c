@@ -111,8 +111,9 @@ enum imbrex_status cuda_device_create(const struct driver *driver, int32_t devic
     }
     TRY_OR_FAIL(tensor_map_cache_init(options->max_tensor_maps, &created->maps, err));
     TRY_OR_FAIL(find_gpu(created, device_idx, err));
-    created->is_portable =
+    created->only_portable =
         options->portable_kernels || created->description.compute_capability != HOPPER_CAPABILITY;
+    created->is_portable = created->only_portable;
     /* Portable kernels do not wait for the one ahead of them. */
     created->overlap_launches = options->overlap_launches && !created->is_portable;
     TRY_OR_FAIL(tune_load(created, options->tuned, options->tuned_is_optional,

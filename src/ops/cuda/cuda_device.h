@@ -28,8 +28,10 @@ struct imbrex_device {
     struct imbrex_device_info description;
     int32_t max_shared_bytes; /* of one thread block */
     bool overlap_launches;
-    /* Kernels of the portable images alone: the GPU is no Hopper, or its own are not wanted. Both
-     * kinds may have been loaded. */
+    /* Kernels of the portable images alone: the GPU is no Hopper, or its own are not wanted. */
+    bool only_portable;
+    /* What launches take now: a backend may have ablated Hopper's kernels. Both kinds may have been
+     * loaded. */
     bool is_portable;
     struct tensor_map_cache maps;
     struct tile_choice_entry choices[NUM_TILE_CHOICES]; /* by a hash of the problem */

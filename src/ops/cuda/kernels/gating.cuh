@@ -21,6 +21,18 @@ __device__ __forceinline__ void round_pair(float &x, float &y)
     y = __uint_as_float(pair & 0xffff0000u);
 }
 
+/* Unfused, both products were bf16 before they were anything else. */
+template <int COUNT>
+__device__ __forceinline__ void round_products(const struct gating_params &p, float (&gate)[COUNT],
+                                               float (&up)[COUNT])
+{
+    if (p.is_unfused != 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            round_pair(gate[i], up[i]);
+    }
+}
+
 /* 1 / (1 + 2^exponent). The factor keeps the argument of the reciprocal where its result is a
  * normal number. */
 __device__ __forceinline__ float logistic(float exponent)

@@ -96,6 +96,7 @@ static __device__ __forceinline__ void combine(const struct gemm_mma_params &p,
             d[i] = gate[i] + (p.bias != nullptr && at < p.n ? p.bias[place] : 0.0f);
             factor[i] = up[i] + (p.up_bias != nullptr && at < p.n ? p.up_bias[place] : 0.0f);
         }
+        round_products(p.gating, d, factor);
         apply_gating(p.gating, d, factor);
 #pragma unroll
         for (int i = 0; i < 4; i++)

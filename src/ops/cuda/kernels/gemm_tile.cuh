@@ -329,11 +329,7 @@ __device__ __forceinline__ void finish_general(const struct gemm_tile_params &p,
         add_gating_bias(p, p.bias, gate, column);
     if (p.up_bias != nullptr)
         add_gating_bias(p, p.up_bias, up, column);
-    if (p.gating.is_unfused != 0) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            round_pair(gate[i], up[i]);
-    }
+    round_products(p.gating, gate, up);
     apply_gating(p.gating, gate, up);
 #pragma unroll
     for (int i = 0; i < COUNT; i += 2)
