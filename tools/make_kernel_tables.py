@@ -9,6 +9,7 @@ alone are runs of one table: that of a GPU's kernels is the middle one by its ge
 the ratios of the others beside.
 """
 import argparse
+import datetime
 import glob
 import json
 import math
@@ -342,7 +343,7 @@ def parameter_size(model):
 
 
 def our_step_ms(rows, peer):
-    """Of the test that the peer's row is, if it was measured."""
+    """Of the test that the peer's row is, if it was measured; of several the first."""
     for row in rows:
         size, found = peer["parameters"], parameter_size(row["model"])
         kind = "prefill" if row["prompt"] else "decode"
@@ -353,18 +354,23 @@ def our_step_ms(rows, peer):
     return None
 
 
+def seconds_of(run):
+    return datetime.datetime.strptime(run["date"], "%Y-%m-%dT%H:%M:%SZ").timestamp()
+
+
 def transformers_table(name, result):
-    """Beside transformers: ours are the results of the same day and machine. Of the patched
-    models, which have no rows, none."""
+    """Beside transformers: ours are the results of the same day and machine, those nearest in time.
+    Of the patched models, which have no rows, none."""
     if "rows" not in result:
         return []
     rows = []
-    ours = []
+    runs = []
     begin = name.partition("-hf-")[0]
     for path in sorted(glob.glob(os.path.join(result["folder"], f"{begin}-model-*.json"))):
         with open(path, encoding="utf-8") as file:
-            # Rows with ablations beside them took turns with those.
-            ours += [row for row in json.load(file)["rows"] if not row.get("without")]
+            runs.append(json.load(file))
+    runs.sort(key=lambda run: abs(seconds_of(run) - seconds_of(result)))
+    ours = [row for run in runs for row in run["rows"]]
     for row in result["rows"]:
         if "step_ms" not in row:
             continue

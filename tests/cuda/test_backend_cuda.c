@@ -380,13 +380,40 @@ static void test_portable(void **state)
     }
 }
 
+/* Catches a backend without Hopper's kernels after which no other one of the device has them. */
+static void test_portable_beside_hopper(void **state)
+{
+    (void)state;
+    struct fixture fixture;
+    struct backend *other = NULL;
+    struct imbrex_error err;
+    fake_reset();
+    open_fixture(&fixture, DTYPE_BF16, 128, IMBREX_ABLATE_HOPPER);
+    run_attend(&fixture, NUM_TOKENS);
+    assert_string_equal(fake.kernel, "tensor_attention_128");
+    assert_int_equal(
+        backend_cuda_create_on(fixture.device,
+                               &(struct backend_cuda_options){.activation_dtype = DTYPE_BF16},
+                               &fixture.shape, NULL, 0, &other, &err),
+        IMBREX_STATUS_OK);
+    assert_string_equal(fixture.backend->kernels_name, "sm80");
+    assert_string_equal(other->kernels_name, "sm90");
+    backend_destroy(other);
+    close_fixture(&fixture);
+}
+
 int run_backend_cuda_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),           cmocka_unit_test(test_plain_with_tensor_attention),
-        cmocka_unit_test(test_no_tokens),       cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_each_call_fails), cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_unfused_mlp),     cmocka_unit_test(test_portable),
+        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_plain_with_tensor_attention),
+        cmocka_unit_test(test_no_tokens),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_each_call_fails),
+        cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_unfused_mlp),
+        cmocka_unit_test(test_portable),
+        cmocka_unit_test(test_portable_beside_hopper),
     };
     return cmocka_run_group_tests_name("backend_cuda", tests, NULL, NULL);
 }

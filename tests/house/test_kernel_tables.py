@@ -156,11 +156,14 @@ class Tables(unittest.TestCase):
             self.assertEqual(run("--check", root), (0, ""))
 
     def test_gpu_results(self):
-        """Catches a GPU's results among those of CPUs, and a peer's row beside another test."""
+        """Catches a GPU's results among those of CPUs, and a peer's row beside another test or another
+        run."""
         with tempfile.TemporaryDirectory() as root:
             for folder in ("docs", os.path.join("bench", "results")):
                 shutil.copytree(folder, os.path.join(root, folder))
-            for name, result in (("model-x", GPU_MODEL), ("hf-x", HF)):
+            other_run = {**GPU_MODEL, "date": "2026-01-09T01:02:03Z",
+                         "rows": [{**GPU_MODEL["rows"][0], "step_ms": 1.5}]}
+            for name, result in (("model-a", other_run), ("model-x", GPU_MODEL), ("hf-x", HF)):
                 path = os.path.join(root, "bench", "results", f"2026-01-01-box-{name}.json")
                 with open(path, "w", encoding="utf-8") as file:
                     json.dump(result, file)
