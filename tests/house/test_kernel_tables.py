@@ -156,8 +156,8 @@ class Tables(unittest.TestCase):
             self.assertEqual(run("--check", root), (0, ""))
 
     def test_gpu_results(self):
-        """Catches a GPU's results among those of CPUs, and a peer's row beside another test or another
-        run."""
+        """Catches a GPU's results among those of CPUs, and a peer's row beside another test or
+        another run."""
         with tempfile.TemporaryDirectory() as root:
             for folder in ("docs", os.path.join("bench", "results")):
                 shutil.copytree(folder, os.path.join(root, folder))
