@@ -592,7 +592,11 @@ static int run_tests(struct model_bench *bench)
 
 static int run_threads(struct model_bench *bench, int32_t num_threads)
 {
+    /* The first engine draws random weights, which takes a while: as long as there is no row to
+     * report, an interrupt ends the program at once. */
+    signals_note_interrupts(json_array_size(bench->rows) > 0);
     int exit_code = create_engines(bench, num_threads);
+    signals_note_interrupts(true);
 
     if (exit_code == EXIT_CODE_OK && !bench->settings->no_roofs && bench->meter == NULL) {
         exit_code = roofs_create(bench->plan.num_threads, &bench->roofs);
@@ -608,11 +612,7 @@ static int run_threads(struct model_bench *bench, int32_t num_threads)
 
 static int run_model(struct model_bench *bench, const char *path)
 {
-    /* Opening draws random weights, which takes a while: as long as there is no row to report, an
-     * interrupt ends the program at once. */
-    signals_note_interrupts(json_array_size(bench->rows) > 0);
     int exit_code = open_model(bench, path);
-    signals_note_interrupts(true);
 
     if (exit_code == EXIT_CODE_OK) {
         exit_code = make_prefixes(bench);
