@@ -253,3 +253,31 @@ void request_case_compare(const struct request_case *request_case, int32_t case_
         }
     }
 }
+
+void request_cases_begin_alike(struct request_case *cases, int32_t num_cases,
+                               const struct imbrex_model *model, struct imbrex_engine *engine,
+                               uint64_t seed)
+{
+    int32_t prefixes[3][REQUEST_CASE_MAX_PROMPT];
+    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0][0]); i++) {
+        prefixes[i / REQUEST_CASE_MAX_PROMPT][i % REQUEST_CASE_MAX_PROMPT] =
+            (int32_t)request_case_random(&seed, 500) + 3;
+    }
+    for (int32_t i = 0; i < num_cases; i++) {
+        request_case_init(&cases[i], model,
+                          &(struct request_case_limits){REQUEST_CASE_MAX_PROMPT, 40, 3, false},
+                          &seed);
+        int32_t num_ids = cases[i].options.num_prompt_ids;
+        int32_t num_shared = (int32_t)request_case_random(&seed, (uint32_t)num_ids + 1);
+        const int32_t *prefix = prefixes[request_case_random(&seed, 3)];
+        memcpy(cases[i].prompt_ids, prefix, (size_t)num_shared * sizeof(*prefix));
+        request_case_run_alone(&cases[i], engine);
+    }
+}
+
+void request_cases_deinit(struct request_case *cases, int32_t num_cases)
+{
+    for (int32_t i = 0; i < num_cases; i++) {
+        request_case_deinit(&cases[i]);
+    }
+}

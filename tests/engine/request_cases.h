@@ -58,6 +58,15 @@ void request_case_finish(struct request_case *request_case);
 /* The same with nobody beside it, into case->alone. */
 void request_case_run_alone(struct request_case *request_case, struct imbrex_engine *engine);
 
+#define REQUEST_CASE_MAX_PROMPT 200 /* of those that begin alike */
+
+/* Inits all of cases [num_cases] with prompts that begin like one of three, by any number of ids,
+ * and runs each alone. */
+void request_cases_begin_alike(struct request_case *cases, int32_t num_cases,
+                               const struct imbrex_model *model, struct imbrex_engine *engine,
+                               uint64_t seed);
+void request_cases_deinit(struct request_case *cases, int32_t num_cases);
+
 /* Forgets what came of it in a mix. */
 void request_case_reset(struct request_case *request_case);
 

@@ -67,9 +67,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct fixture *fixture = *state;
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        request_case_deinit(&fixture->cases[i]);
-    }
+    request_cases_deinit(fixture->cases, NUM_CASES);
     imbrex_model_close(fixture->model);
     free(fixture);
     return 0;

@@ -11,7 +11,6 @@
 
 #define NUM_CASES (TEST_SANITIZED ? 20 : 100)
 #define CONTEXT_SIZE 352
-#define NUM_PREFIXES 3
 
 struct mix {
     int32_t kv_cache_tokens, max_running, max_step_tokens, num_threads;
@@ -48,8 +47,6 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
 static int set_up(void **state)
 {
     struct fixture *fixture = calloc(1, sizeof(*fixture));
-    uint64_t random = 3;
-    int32_t prefixes[NUM_PREFIXES][CONTEXT_SIZE];
     if (fixture == NULL ||
         imbrex_model_open(NULL, NULL, &fixture->model, NULL) != IMBREX_STATUS_OK) {
         return 1;
@@ -57,20 +54,7 @@ static int set_up(void **state)
     struct imbrex_engine *engine = create_engine(
         fixture->model, &(struct mix){.kv_cache_tokens = 4 * CONTEXT_SIZE, .num_threads = 1}, NULL,
         NULL);
-    for (int32_t i = 0; i < NUM_PREFIXES * CONTEXT_SIZE; i++) {
-        prefixes[i / CONTEXT_SIZE][i % CONTEXT_SIZE] =
-            (int32_t)request_case_random(&random, 500) + 3;
-    }
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        struct request_case *request_case = &fixture->cases[i];
-        request_case_init(request_case, fixture->model,
-                          &(struct request_case_limits){200, 40, 3, false}, &random);
-        int32_t num_ids = request_case->options.num_prompt_ids;
-        int32_t num_shared = (int32_t)request_case_random(&random, (uint32_t)num_ids + 1);
-        const int32_t *prefix = prefixes[request_case_random(&random, NUM_PREFIXES)];
-        memcpy(request_case->prompt_ids, prefix, (size_t)num_shared * sizeof(*prefix));
-        request_case_run_alone(request_case, engine);
-    }
+    request_cases_begin_alike(fixture->cases, NUM_CASES, fixture->model, engine, 3);
     imbrex_engine_destroy(engine);
     *state = fixture;
     return 0;
@@ -79,9 +63,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct fixture *fixture = *state;
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        request_case_deinit(&fixture->cases[i]);
-    }
+    request_cases_deinit(fixture->cases, NUM_CASES);
     imbrex_model_close(fixture->model);
     free(fixture);
     return 0;

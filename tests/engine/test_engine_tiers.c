@@ -15,7 +15,6 @@
 #define FOLDER TEST_BUILD_DIR "/tests/kv-tiers"
 #define NUM_CASES (TEST_SANITIZED ? 20 : 100)
 #define CONTEXT_SIZE 352
-#define NUM_PREFIXES 3
 #define MIN_TOKENS (TEST_SANITIZED ? 0 : 1000) /* that come up, of all cases */
 #define DISK_BYTES ((size_t)256 << 20)
 #define BLOCK_BYTES ((size_t)20480) /* of the built-in model */
@@ -93,8 +92,6 @@ static void note_log(void *user, enum imbrex_log_level level, const char *messag
 static int set_up(void **state)
 {
     struct fixture *fixture = calloc(1, sizeof(*fixture));
-    uint64_t random = 5;
-    int32_t prefixes[NUM_PREFIXES][CONTEXT_SIZE];
     if (fixture == NULL) {
         return 1;
     }
@@ -104,20 +101,7 @@ static int set_up(void **state)
     }
     struct imbrex_engine *engine =
         create_engine(fixture->model, &(struct mix){.kv_cache_tokens = 4 * CONTEXT_SIZE}, NULL);
-    for (int32_t i = 0; i < NUM_PREFIXES * CONTEXT_SIZE; i++) {
-        prefixes[i / CONTEXT_SIZE][i % CONTEXT_SIZE] =
-            (int32_t)request_case_random(&random, 500) + 3;
-    }
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        struct request_case *request_case = &fixture->cases[i];
-        request_case_init(request_case, fixture->model,
-                          &(struct request_case_limits){200, 40, 3, false}, &random);
-        int32_t num_ids = request_case->options.num_prompt_ids;
-        int32_t num_shared = (int32_t)request_case_random(&random, (uint32_t)num_ids + 1);
-        const int32_t *prefix = prefixes[request_case_random(&random, NUM_PREFIXES)];
-        memcpy(request_case->prompt_ids, prefix, (size_t)num_shared * sizeof(*prefix));
-        request_case_run_alone(request_case, engine);
-    }
+    request_cases_begin_alike(fixture->cases, NUM_CASES, fixture->model, engine, 5);
     imbrex_engine_destroy(engine);
     *state = fixture;
     return 0;
@@ -126,9 +110,7 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct fixture *fixture = *state;
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        request_case_deinit(&fixture->cases[i]);
-    }
+    request_cases_deinit(fixture->cases, NUM_CASES);
     imbrex_model_close(fixture->model);
     free(fixture);
     empty_folder();
