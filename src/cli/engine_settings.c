@@ -154,7 +154,8 @@ int engine_settings_check_policy(const char *option, const char *name)
     return EXIT_CODE_INPUT;
 }
 
-/* A number, with a power of 1024 if `shift` becomes more than 0. False for anything else. */
+/* A number, with a power of 1024 (K or KiB, M or MiB, ...) if `shift` becomes more than 0. False
+ * for anything else. */
 static bool read_amount(const char *text, int64_t *amount, int *shift)
 {
     static const char units[] = "KMGT";
@@ -167,8 +168,9 @@ static bool read_amount(const char *text, int64_t *amount, int *shift)
     const char *unit = text[length] != '\0' ? strchr(units, text[length]) : NULL;
     *shift = unit != NULL ? 10 * (int)(unit - units + 1) : 0;
     *amount = value;
+    const char *rest = text + length + (unit != NULL);
     return length > 0 && value > 0 && value <= INT64_MAX >> *shift &&
-           text[length + (unit != NULL)] == '\0';
+           (*rest == '\0' || (unit != NULL && strcmp(rest, "iB") == 0));
 }
 
 /* The tokens that --kv-blocks says, rounded down to whole blocks. */
@@ -212,7 +214,9 @@ static int read_size(const char *option, const char *text, size_t *num_bytes)
     int shift = 0;
 
     if (!read_amount(text, &amount, &shift) || shift == 0) {
-        output_error("--%s: expected a size such as 512M or 8G, found \"%s\"", option, text);
+        output_error("--%s: expected a whole number and K, M, G or T, such as 512M or 8GiB, found "
+                     "\"%s\"",
+                     option, text);
         return EXIT_CODE_INPUT;
     }
     *num_bytes = (size_t)amount << shift;

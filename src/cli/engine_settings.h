@@ -181,7 +181,7 @@ extern const struct option_choice engine_ablations[];
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
      .help = "a folder for the same, which the next run finds as this " \
-             "one left it, such as ~/.cache/imbrex:20G",               \
+             "one left it, such as ~/.cache/imbrex/kv:20G",            \
      .default_text = "none",                                           \
      .offset = offsetof(settings, engine.kv_disk)}
 /* clang-format on */

@@ -180,9 +180,11 @@ static enum imbrex_status plan_tiers(const struct imbrex_engine_options *options
     }
     if (has_disk && options->kv_disk_bytes < kv_disk_min_bytes(block_bytes, 0)) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "kv_disk_bytes: expected at least %zu, two segments of blocks of %zu "
-                         "bytes, found %zu",
-                         kv_disk_min_bytes(block_bytes, 0), block_bytes, options->kv_disk_bytes);
+                         "kv_disk_bytes: expected at least %zu (%zu MiB), two segments of blocks "
+                         "of %zu bytes, found %zu",
+                         kv_disk_min_bytes(block_bytes, 0),
+                         (kv_disk_min_bytes(block_bytes, 0) >> 20) + 1, block_bytes,
+                         options->kv_disk_bytes);
     }
     plan->kv_host_bytes = (size_t)num_slots * block_bytes;
     plan->kv_disk_bytes = options->kv_disk_bytes;

@@ -74,7 +74,7 @@ void prefix_tiers_destroy(struct prefix_tiers *tiers, bool keeps)
         if (keeps) {
             kv_tiers_begin_flush(tiers->tiers);
             kv_cache_clear(tiers->cache->cache, tiers->cache->now_ns);
-            kv_tiers_end_flush(tiers->tiers);
+            kv_tiers_end_flush(tiers->tiers, tiers->cache->now_ns);
         }
         tiers->cache->tiers = NULL;
     }

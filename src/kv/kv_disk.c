@@ -353,7 +353,10 @@ static void end_put(struct kv_disk *disk, const struct disk_job *job)
 {
     if (job->failure != 0) {
         disk->metrics.num_write_faults++;
-        disk->metrics.last_failure = -job->failure;
+        /* Of a segment that could not be made, why is known. */
+        if (job->failure != -ENOENT || !disk->segments[job->segment_idx].is_dead) {
+            disk->metrics.last_failure = -job->failure;
+        }
         return;
     }
     int32_t block = slot_of(disk, job->segment_idx, job->slot_idx);
@@ -392,6 +395,7 @@ static void end_create(struct kv_disk *disk, const struct disk_job *job)
     disk->segments[job->segment_idx].is_dead = true;
     disk->metrics.num_bytes -= kv_segment_file_bytes(&disk->layout);
     disk->metrics.num_segments--;
+    disk->metrics.num_segment_faults++;
     disk->metrics.last_failure = -job->failure;
     disk->num_refusals = NUM_REFUSALS;
     if (disk->current == job->segment_idx) {

@@ -38,12 +38,13 @@ struct kv_disk_result {
 };
 
 struct kv_disk_metrics {
-    uint64_t num_put, num_got; /* blocks that went there, that came back whole */
-    uint64_t num_refused;      /* puts without room, or after a failure to make any */
-    uint64_t num_write_faults; /* blocks not written: no room on the disk, or it failed */
-    uint64_t num_read_faults;  /* blocks not read */
-    uint64_t num_damaged;      /* blocks, entries and headers that are not what was written */
-    uint64_t num_evicted;      /* blocks that went for others */
+    uint64_t num_put, num_got;   /* blocks that went there, that came back whole */
+    uint64_t num_refused;        /* puts without room, or after a failure to make any */
+    uint64_t num_segment_faults; /* segments that could not be made: a full disk, say */
+    uint64_t num_write_faults;   /* blocks not written: no room on the disk, or it failed */
+    uint64_t num_read_faults;    /* blocks not read */
+    uint64_t num_damaged;        /* blocks, entries and headers that are not what was written */
+    uint64_t num_evicted;        /* blocks that went for others */
     int64_t num_blocks, num_segments, num_bytes; /* now; bytes with those of other owners */
     int last_failure;                            /* errno of the last write or read fault */
 };

@@ -9,7 +9,8 @@
 
 struct kv_files {
     void *user;
-    /* flags and mode as open(2); close-on-exec is added. */
+    /* flags and mode as open(2); close-on-exec is added. -ELOOP for a symbolic link, -ENOTSUP for
+     * what else is no regular file. */
     int (*open)(void *user, const char *path, int flags, unsigned mode);
     void (*close)(void *user, int fd);
     /* At most num_bytes; fewer are no failure. */

@@ -21,6 +21,17 @@ static enum imbrex_status refuse(const char *path, const char *what, int error,
                      "KV folder %.200s: %s: %s", path, what, system_error_text(error));
 }
 
+static enum imbrex_status refuse_file(const char *path, const char *name, const char *what,
+                                      int error, struct imbrex_error *err)
+{
+    if (error == ELOOP || error == ENOTSUP) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "KV folder %.200s: imbrex-kv.%s: expected a regular file, found %s", path,
+                         name, error == ELOOP ? "a symbolic link" : "something else");
+    }
+    return refuse(path, what, error, err);
+}
+
 /* Of the process that has the lock, 0 if it cannot be read. */
 static long read_holder(int fd)
 {
@@ -34,14 +45,13 @@ static enum imbrex_status take_lock(struct kv_folder *folder, struct imbrex_erro
 {
     char *path, text[24];
     TRY(file_join(folder->path, "imbrex-kv.lock", &path, err));
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    int error = errno;
+    int fd = kv_files_system.open(NULL, path, O_RDWR | O_CREAT, 0600);
     free(path);
     if (fd < 0) {
-        return refuse(folder->path, "its lock cannot be opened", error, err);
+        return refuse_file(folder->path, "lock", "its lock cannot be opened", -fd, err);
     }
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        error = errno;
+        int error = errno;
         long holder = read_holder(fd);
         (void)close(fd);
         if (error != EWOULDBLOCK) {
@@ -84,26 +94,40 @@ static enum imbrex_status take_secret(struct kv_folder *folder, struct imbrex_er
     int failure;
     TRY_OR_FAIL(file_join(folder->path, "imbrex-kv.secret", &path, err));
     TRY_OR_FAIL(file_join(folder->path, "imbrex-kv.secret.part", &partial_path, err));
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = kv_files_system.open(NULL, path, O_RDONLY, 0);
     if (fd >= 0) {
         failure = fstat(fd, &file_status) != 0
                       ? -errno
                       : kv_files_read_all(&kv_files_system, fd, folder->secret, 32, 0);
         (void)close(fd);
     } else {
-        failure = errno == ENOENT ? -ENODATA : -errno;
+        failure = fd == -ENOENT ? -ENODATA : fd;
     }
     if (failure == -ENODATA || (failure == 0 && file_status.st_size != 32)) {
         TRY_OR_FAIL(kv_random_secret(folder->secret, err));
         failure = write_secret(path, partial_path, folder->secret);
     }
-    status = failure == 0
-                 ? IMBREX_STATUS_OK
-                 : refuse(folder->path, "its secret cannot be read or written", -failure, err);
+    status = failure == 0 ? IMBREX_STATUS_OK
+                          : refuse_file(folder->path, "secret",
+                                        "its secret cannot be read or written", -failure, err);
 fail:
     free(path);
     free(partial_path);
     return status;
+}
+
+/* With its parents; only the folder itself is the owner's alone. */
+static int make_folder(char *path)
+{
+    for (char *end = path + 1; *path != '\0' && (end = strchr(end, '/')) != NULL; end++) {
+        *end = '\0';
+        int failure = mkdir(path, 0777) != 0 && errno != EEXIST ? -errno : 0;
+        *end = '/';
+        if (failure != 0) {
+            return failure;
+        }
+    }
+    return mkdir(path, 0700) != 0 && errno != EEXIST ? -errno : 0;
 }
 
 enum imbrex_status kv_folder_open(const char *path, struct kv_folder *folder,
@@ -116,8 +140,9 @@ enum imbrex_status kv_folder_open(const char *path, struct kv_folder *folder,
         return error_out_of_memory(err, "the KV folder's path", path_bytes);
     }
     memcpy(opened.path, path, path_bytes);
-    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
-        status = refuse(path, "it cannot be made", errno, err);
+    int failure = make_folder(opened.path);
+    if (failure != 0) {
+        status = refuse(path, "it cannot be made", -failure, err);
         goto fail;
     }
     if (!file_is_folder(path)) {

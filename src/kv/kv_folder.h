@@ -18,9 +18,10 @@ struct kv_folder {
     unsigned char secret[32];
 };
 
-/* Makes the folder if only it is missing. INVALID_ARGUMENT if another process, or another engine of
- * this one, has it open; NOT_FOUND, IO as the system says. A secret that is not there or has
- * another length is drawn anew: blocks that were kept under the old one are not found any more. */
+/* Makes the folder and its parents if they are missing. INVALID_ARGUMENT if another process, or
+ * another engine of this one, has it open, or if lock or secret is no regular file; NOT_FOUND, IO
+ * as the system says. A secret that is not there or has another length is drawn anew: blocks that
+ * were kept under the old one are not found any more. */
 enum imbrex_status kv_folder_open(const char *path, struct kv_folder *folder,
                                   struct imbrex_error *err);
 /* Safe on a zeroed struct and after close. */

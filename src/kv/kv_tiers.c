@@ -503,30 +503,27 @@ bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-static uint64_t count_faults(const struct kv_tiers *tiers, struct kv_tiers_metrics *metrics)
-{
-    kv_tiers_read_metrics(tiers, metrics);
-    return metrics->num_copy_faults + metrics->disk.num_write_faults +
-           metrics->disk.num_read_faults + metrics->disk.num_damaged;
-}
-
 static void log_faults(struct kv_tiers *tiers, int64_t now_ns)
 {
     struct kv_tiers_metrics metrics;
-    uint64_t num_faults = count_faults(tiers, &metrics);
-    if (num_faults == tiers->num_logged ||
+    kv_tiers_read_metrics(tiers, &metrics);
+    uint64_t num_faults = metrics.num_copy_faults + metrics.disk.num_write_faults +
+                          metrics.disk.num_read_faults + metrics.disk.num_damaged;
+    uint64_t num_to_log = num_faults + metrics.disk.num_segment_faults;
+    if (num_to_log == tiers->num_logged ||
         (tiers->has_logged && now_ns - tiers->last_log_ns < LOG_INTERVAL_NS)) {
         return;
     }
     log_write(tiers->log, IMBREX_LOG_LEVEL_WARNING,
               "KV tiers%s%s: %" PRIu64 " blocks were lost and are computed again: %" PRIu64
-              " not written, %" PRIu64 " not read, %" PRIu64 " damaged, %" PRIu64 " not copied%s%s",
+              " not written, %" PRIu64 " not read, %" PRIu64 " damaged, %" PRIu64
+              " not copied; %" PRIu64 " times no room could be made on the disk%s%s",
               tiers->folder != NULL ? " in " : "", tiers->folder != NULL ? tiers->folder->path : "",
               num_faults, metrics.disk.num_write_faults, metrics.disk.num_read_faults,
-              metrics.disk.num_damaged, metrics.num_copy_faults,
+              metrics.disk.num_damaged, metrics.num_copy_faults, metrics.disk.num_segment_faults,
               metrics.disk.last_failure != 0 ? "; last: " : "",
               metrics.disk.last_failure != 0 ? system_error_text(metrics.disk.last_failure) : "");
-    tiers->num_logged = num_faults;
+    tiers->num_logged = num_to_log;
     tiers->last_log_ns = now_ns;
     tiers->has_logged = true;
 }
@@ -571,10 +568,11 @@ void kv_tiers_begin_flush(struct kv_tiers *tiers)
     tiers->is_flushing = tiers->disk != NULL;
 }
 
-void kv_tiers_end_flush(struct kv_tiers *tiers)
+void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns)
 {
     while (flush_some(tiers)) {
     }
+    log_faults(tiers, now_ns);
 }
 
 /* ---- create and destroy ---------------------------------------------------------------------- */

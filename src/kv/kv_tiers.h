@@ -114,8 +114,8 @@ void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns);
 /* From now on nothing is lost for want of room: demote waits, and what is in the host tier goes to
  * the disk. For the end, when no steps and no promotions are under way. */
 void kv_tiers_begin_flush(struct kv_tiers *tiers);
-/* Waits until the disk has everything, or takes no more. */
-void kv_tiers_end_flush(struct kv_tiers *tiers);
+/* Waits until the disk has everything, or takes no more; what was lost on the way is logged. */
+void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns);
 
 void kv_tiers_read_metrics(const struct kv_tiers *tiers, struct kv_tiers_metrics *metrics);
 /* True if all parts agree. For tests and idle moments. */

@@ -4,6 +4,8 @@
 import json
 import os
 import re
+import resource
+import signal
 import subprocess
 import unittest
 
@@ -51,15 +53,59 @@ class KvTiers(TestCase):
     # Fault: an option that is taken without its half, or a message that does not name it.
     def test_bad_options(self):
         for options, message in ((("--kv-disk", "somewhere"), "--kv-disk: expected a folder"),
-                                 (("--kv-disk", "somewhere:5"), "--kv-disk: expected a size"),
+                                 (("--kv-disk", "somewhere:5"), "--kv-disk: expected a whole"),
+                                 (("--kv-disk", "somewhere:10MB"), "K, M, G or T"),
                                  (("--kv-disk", ":5G"), "--kv-disk: expected a folder"),
-                                 (("--kv-host", "much"), "--kv-host: expected a size"),
+                                 (("--kv-host", "much"), "--kv-host: expected a whole"),
                                  (("--kv-host", "1K"), "kv_host_bytes: expected room"),
-                                 (("--kv-disk", self.folder + ":1M"), "kv_disk_bytes: expected"),
-                                 (("--kv-disk", self.folder + "/a/b:1G"), "KV folder")):
+                                 (("--kv-disk", self.folder + ":1M"), "(41 MiB)"),
+                                 (("--kv-disk", "/proc/a/b:1G"), "KV folder")):
             result = run("run", "-p", "hi", *options)
             self.assertNotEqual(result.returncode, 0)
             self.assertIn(message, result.stderr.decode())
+
+    # Fault: a folder whose parents are missing is refused; units are those of other programs only.
+    def test_new_folder(self):
+        folder = os.path.join(self.folder, "some", "where")
+        self.assertEqual(self.generate("--kv-disk", folder + ":1GiB")[1], 0)
+        self.assertEqual(self.generate("--kv-disk", folder + ":1G")[1], 48)
+        self.assertEqual(os.stat(folder).st_mode & 0o777, 0o700)
+
+    # Fault: a file that is none makes the program wait for ever, or another file is written through
+    # a symbolic link.
+    def test_odd_files(self):
+        folder = os.path.join(self.folder, "cache")
+        option = ("--kv-disk", folder + ":1G")
+        text = self.generate(*option)[0]
+        segment = os.path.join(folder, "00000000.imbrex-kv")
+        os.unlink(segment)
+        os.mkfifo(segment)
+        self.assertEqual(self.generate(*option)[:2], (text, 0))
+        victim = os.path.join(self.folder, "victim")
+        for name in ("imbrex-kv.lock", "imbrex-kv.secret"):
+            for make, found in ((os.mkfifo, "something else"),
+                                (lambda path: os.symlink(victim, path), "a symbolic link")):
+                with open(victim, "w", encoding="ascii") as file:
+                    file.write("precious")
+                path = os.path.join(folder, name)
+                os.unlink(path)
+                make(path)
+                result = run("run", "-p", "hi", *option)
+                self.assert_error(result, 2, f"{name}: expected a regular file, found {found}")
+                with open(victim, encoding="ascii") as file:
+                    self.assertEqual(file.read(), "precious")
+                os.unlink(path)
+                self.assertEqual(self.generate(*option)[0], text)
+
+    # Fault: blocks that a full disk does not take are lost without a word, or for another reason.
+    def test_full_disk(self):
+        folder = os.path.join(self.folder, "cache")
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        result = run("run", "-p", PROMPT, "-n", "4", "--kv-disk", folder + ":1G", preexec_fn=limit)
+        self.assert_ok(result)
+        self.assertIn(b"no room could be made on the disk; last: File too large", result.stderr)
 
     # Fault: two processes that write one folder.
     def test_two_processes(self):

@@ -53,6 +53,7 @@ struct world {
     int64_t now_ns;
     uint64_t random;
     int64_t num_found, num_computed, num_cancelled;
+    uint64_t num_copy_faults, num_damaged; /* of all tiers, one after another */
 };
 
 static uint32_t random_below(struct world *world, uint32_t bound)
@@ -280,6 +281,15 @@ static void open_tiers(struct world *world, const struct log *log)
     assert_int_equal(kv_tiers_create(&options, &world->tiers, &err), IMBREX_STATUS_OK);
 }
 
+/* Adds what these tiers have seen to what those before them had. */
+static void count_faults(struct world *world)
+{
+    struct kv_tiers_metrics metrics;
+    kv_tiers_read_metrics(world->tiers, &metrics);
+    world->num_copy_faults += metrics.num_copy_faults;
+    world->num_damaged += metrics.disk.num_damaged;
+}
+
 /* Everything in the first tier goes down; then a restart. */
 static void restart(struct world *world, const struct log *log)
 {
@@ -289,7 +299,8 @@ static void restart(struct world *world, const struct log *log)
     }
     kv_tiers_begin_flush(world->tiers);
     kv_cache_clear(world->cache, world->now_ns);
-    kv_tiers_end_flush(world->tiers);
+    kv_tiers_end_flush(world->tiers, world->now_ns);
+    count_faults(world);
     kv_tiers_destroy(world->tiers);
     kv_folder_close(&world->folder);
     open_tiers(world, log);
@@ -300,7 +311,6 @@ static void walk(uint64_t seed, bool has_faults)
     struct world world = {.random = seed};
     int32_t num_lines = 0, num_restarts = 0;
     const struct log log = {.write = count_lines, .user = &num_lines};
-    struct kv_tiers_metrics metrics;
     void *blocks;
     faulty_files_init(&world.faulty);
     assert_int_equal(device_fake_create(seed, &world.device, NULL), IMBREX_STATUS_OK);
@@ -369,11 +379,11 @@ static void walk(uint64_t seed, bool has_faults)
             kv_tiers_wait(world.tiers, 1000000);
         }
     }
-    kv_tiers_read_metrics(world.tiers, &metrics);
+    count_faults(&world);
     assert_true(world.num_found > 1000 && world.num_computed > 100 && world.num_cancelled > 10);
     assert_true(num_restarts > 0 || TEST_SANITIZED);
     assert_int_equal(num_lines > 0, has_faults);
-    assert_int_equal(metrics.num_copy_faults > 0 && metrics.disk.num_damaged > 0, has_faults);
+    assert_int_equal(world.num_copy_faults > 0 && world.num_damaged > 0, has_faults);
     /* One line a minute at most, and each tier has its own minute. */
     assert_true(num_lines <= num_restarts + 1 + world.now_ns / 60000000000);
     while (world.num_waiting > 0) {
