@@ -650,7 +650,7 @@ static int run(const void *settings_bytes, const char *model)
     return bench_ops_cuda(settings, &cells);
 #else
     output_error("bench ops: this program was built without the CUDA toolkit");
-    return EXIT_CODE_FAILURE;
+    return EXIT_CODE_INPUT;
 #endif
 }
 

@@ -396,7 +396,7 @@ static int measure(const struct tune_settings *settings, int32_t device_idx,
     (void)device_idx;
     (void)list;
     output_error("tune: this program was built without the CUDA toolkit");
-    return EXIT_CODE_FAILURE;
+    return EXIT_CODE_INPUT;
 #endif
 }
 

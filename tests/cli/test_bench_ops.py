@@ -75,6 +75,7 @@ class BenchOps(TestCase):
                      "1")
         if result.returncode == 0:
             self.skipTest("there is a GPU")
+        self.assertEqual(result.returncode, 2)
         message = result.stderr.decode()
         self.assertEqual(message.count("\n"), 1, message)
         self.assertIn("CUDA", message)
