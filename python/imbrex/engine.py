@@ -14,10 +14,9 @@ import json
 import logging
 import threading
 import time
-import weakref
 from ctypes import byref, c_bool, c_char_p, c_double, c_int32, c_size_t, c_void_p
 from types import TracebackType
-from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Iterator, Mapping, NoReturn, Optional, Sequence, Union
 
 from . import _abi
 from ._library import check, library
@@ -82,6 +81,113 @@ def _set_fields(struct: ctypes.Structure, values: Mapping[str, Any]) -> None:
             raise Error(Status.INVALID_ARGUMENT, f"{name}: {value} is out of range")
 
 
+# ---- ownership --------------------------------------------------------------------------------
+#
+# The library wants requests destroyed before their engine, and engines before their model. Python
+# promises no order when it finalizes objects that refer to each other, at its end least of all. So
+# these handles keep the order among themselves, whichever is finalized first. They use no global
+# names there, which may be gone by then, and locks that the collector may enter again.
+
+
+class _Uncopyable:
+    """What stands for one thing in the library, which a second object would free again."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} objects cannot be copied or pickled")
+
+
+class _ModelHandle:
+    """A struct imbrex_model, closed when the last of its users has released it."""
+
+    def __init__(self, lib: Any) -> None:
+        self.lib = lib
+        self.pointer = c_void_p()
+        self._users: set[int] = set()
+        self._lock = threading.RLock()
+
+    def acquire(self, user: object) -> None:
+        with self._lock:
+            self._users.add(id(user))
+
+    def release(self, user: object) -> None:
+        """Any number of times."""
+        with self._lock:
+            self._users.discard(id(user))
+            if not self._users:
+                address, self.pointer.value = self.pointer.value, None
+                self.lib.imbrex_model_close(address)
+
+
+class _RequestHandle:
+    """A struct imbrex_request, or none any more."""
+
+    def __init__(self, lib: Any) -> None:
+        self.lib = lib
+        self.pointer = c_void_p()
+        self.lock = threading.RLock()  # whether there is a request
+        self.poll_lock = threading.Lock()  # who is inside imbrex_request_poll
+
+    def cancel(self) -> None:
+        with self.lock:
+            if self.pointer:
+                self.lib.imbrex_request_cancel(self.pointer)
+
+    def destroy(self) -> None:
+        self.cancel()
+        with self.poll_lock, self.lock:
+            # Forgotten first: Ctrl-C during the call is raised as soon as it returns.
+            address, self.pointer.value = self.pointer.value, None
+            self.lib.imbrex_request_destroy(address)
+
+
+class _EngineHandle:
+    """A struct imbrex_engine and its requests; an Engine and its Generations share it."""
+
+    def __init__(self, model: _ModelHandle) -> None:
+        self.lib = model.lib
+        self.pointer = c_void_p()
+        self._model = model
+        self._is_closed = False
+        self._requests: set[_RequestHandle] = set()
+        self._lock = threading.RLock()
+        model.acquire(self)
+
+    def submit(self, request: _RequestHandle, options: _abi.RequestOptions) -> None:
+        err = _abi.Error()
+        with self._lock:
+            if self._is_closed:
+                raise Error(Status.INVALID_ARGUMENT, "engine: it is closed")
+            self._requests.add(request)
+            status = self.lib.imbrex_request_submit(self.pointer, byref(options),
+                                                    byref(request.pointer), byref(err))
+            if status != Status.OK:
+                self._requests.discard(request)
+        check(status, err)
+
+    def destroy_request(self, request: _RequestHandle) -> None:
+        request.destroy()
+        self._requests.discard(request)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        requests = list(self._requests)
+        for request in requests:
+            request.cancel()
+        for request in requests:
+            self.destroy_request(request)
+        with self._lock:
+            address, self.pointer.value = self.pointer.value, None
+            self.lib.imbrex_engine_destroy(address)
+        self._model.release(self)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+# ---- models -----------------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelInfo:
     """What a checkpoint says about itself; the fields of `struct imbrex_model_info`."""
@@ -103,7 +209,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
 
 
-class Model:
+class Model(_Uncopyable):
     """An opened checkpoint: configuration, mapped weights, tokenizer. Immutable; engines share it.
 
     path: a Hugging Face folder, a GGUF file, "builtin:stories260K" (the default) or
@@ -112,15 +218,23 @@ class Model:
     """
 
     def __init__(self, path: str = BUILTIN) -> None:
-        self._handle = c_void_p()
         self._lib = library()
         options = self._lib.imbrex_model_options_default()
         options.log = _forward_log
         err = _abi.Error()
+        opened = _ModelHandle(self._lib)
         check(self._lib.imbrex_model_open(_c_text(str(path), "path"), byref(options),
-                                          byref(self._handle), byref(err)), err)
-        # After the last reference is gone, and after the engines that hold one.
-        self._finalizer = weakref.finalize(self, self._lib.imbrex_model_close, self._handle)
+                                          byref(opened.pointer), byref(err)), err)
+        opened.acquire(self)
+        self._native = opened
+
+    @property
+    def _handle(self) -> c_void_p:
+        return self._native.pointer
+
+    def __del__(self) -> None:
+        if hasattr(self, "_native"):
+            self._native.release(self)
 
     def describe(self) -> ModelInfo:
         """What the checkpoint says."""
@@ -316,7 +430,7 @@ class Result:
 Prompt = Union[str, Sequence[int]]
 
 
-class Generation(Iterator[Token]):
+class Generation(_Uncopyable, Iterator[Token]):
     """A running request: iterate for its tokens. Also a context manager; leaving it, closing it or
     losing the last reference cancels what has not ended.
 
@@ -324,12 +438,10 @@ class Generation(Iterator[Token]):
     """
 
     def __init__(self, engine: Engine, prompt: Prompt, sampling: Sampling) -> None:
-        self._handle = c_void_p()
         self._lib = engine._lib
-        self._engine = engine
+        self._engine = engine._native
+        self._request = _RequestHandle(self._lib)
         self._num_logprobs = sampling.num_logprobs
-        self._handle_lock = threading.Lock()  # whether there is a request
-        self._poll_lock = threading.Lock()  # who is inside imbrex_request_poll
         options = self._lib.imbrex_request_options_default(engine.model._handle)
         kept = sampling._fill(options)
         if isinstance(prompt, str):
@@ -341,8 +453,9 @@ class Generation(Iterator[Token]):
             ids = _int_array(prompt, "prompt")
             options.prompt_ids, options.num_prompt_ids = ids, len(prompt)
             kept.append(ids)
-        err = _abi.Error()
-        engine._submit(self, options, err)
+        self._num_choices = max(options.num_choices, 1)
+        self._num_ended = 0
+        self._engine.submit(self._request, options)
         del kept
 
     def __iter__(self) -> Generation:
@@ -353,11 +466,11 @@ class Generation(Iterator[Token]):
         event = _abi.TokenEvent()
         err = _abi.Error()
         while True:
-            with self._poll_lock:
-                if not self._handle:
+            with self._request.poll_lock:
+                if not self._request.pointer:
                     raise StopIteration
-                status = self._lib.imbrex_request_poll(self._handle, _POLL_NS, byref(has_event),
-                                                       byref(event), byref(err))
+                status = self._lib.imbrex_request_poll(self._request.pointer, _POLL_NS,
+                                                       byref(has_event), byref(event), byref(err))
                 if status == Status.OK and has_event.value:
                     return self._token(event)
                 is_over = status == Status.OK and self._is_over()
@@ -368,9 +481,6 @@ class Generation(Iterator[Token]):
     def _is_over(self) -> bool:
         """No event came: whether none will. The library counts a choice's end as its last event."""
         return self._num_ended >= self._num_choices
-
-    _num_ended = 0
-    _num_choices = 1
 
     def _token(self, event: _abi.TokenEvent) -> Token:
         text = ctypes.string_at(event.text, event.text_bytes) if event.text_bytes else b""
@@ -388,17 +498,11 @@ class Generation(Iterator[Token]):
 
     def cancel(self) -> None:
         """Ends the request before its next step; its end then comes as a Token. Any thread."""
-        with self._handle_lock:
-            if self._handle:
-                self._lib.imbrex_request_cancel(self._handle)
+        self._request.cancel()
 
     def close(self) -> None:
         """Cancels and forgets the request. Iteration ends. Any thread, any number of times."""
-        self.cancel()
-        with self._poll_lock, self._handle_lock:
-            if self._handle:
-                self._lib.imbrex_request_destroy(self._handle)
-                self._handle = c_void_p()
+        self._engine.destroy_request(self._request)
 
     def result(self) -> Result:
         """Waits for the end and returns all that was not iterated yet, joined."""
@@ -414,10 +518,10 @@ class Generation(Iterator[Token]):
             if token.finish_reason is not None:
                 choice["finish_reason"] = token.finish_reason
         metrics = _abi.RequestMetrics()
-        with self._handle_lock:
-            if not self._handle:
+        with self._request.lock:
+            if not self._request.pointer:
                 raise Error(Status.INVALID_ARGUMENT, "generation: it is closed")
-            self._lib.imbrex_request_read_metrics(self._handle, byref(metrics))
+            self._lib.imbrex_request_read_metrics(self._request.pointer, byref(metrics))
         if self._num_logprobs is None or self._num_logprobs < 0:
             for choice in choices:
                 choice["logprobs"] = None
@@ -432,11 +536,11 @@ class Generation(Iterator[Token]):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
+        if hasattr(self, "_request"):
             self.close()
 
 
-class Engine:
+class Engine(_Uncopyable):
     """A model that runs: threads, KV cache, activations. Many requests share its steps.
 
     model: a Model, or a path as Model takes it.
@@ -460,14 +564,12 @@ class Engine:
                  kv_disk_path: Optional[str] = None, kv_disk_bytes: int = 0,
                  tuned: Optional[str] = None, batch_invariant: Optional[bool] = None,
                  compute: str = "auto") -> None:
-        self._handle = c_void_p()
         self._lib = library()
         if compute not in _COMPUTE:
             raise Error(Status.INVALID_ARGUMENT,
                         f"compute: expected auto, f32 or bf16, found {compute!r}")
         self.model = model if isinstance(model, Model) else Model(model)
-        self._live: weakref.WeakSet[Generation] = weakref.WeakSet()
-        self._live_lock = threading.Lock()
+        self._native = _EngineHandle(self.model._native)
         options = self._lib.imbrex_engine_options_default()
         _set_fields(options, {
             "num_threads": num_threads, "context_size": context_size,
@@ -481,17 +583,7 @@ class Engine:
         options.device = _c_text(device, "device")
         err = _abi.Error()
         check(self._lib.imbrex_engine_create(self.model._handle, byref(options),
-                                             byref(self._handle), byref(err)), err)
-
-    def _submit(self, generation: Generation, options: _abi.RequestOptions,
-                err: _abi.Error) -> None:
-        with self._live_lock:
-            if not self._handle:
-                raise Error(Status.INVALID_ARGUMENT, "engine: it is closed")
-            generation._num_choices = max(options.num_choices, 1)
-            check(self._lib.imbrex_request_submit(self._handle, byref(options),
-                                                  byref(generation._handle), byref(err)), err)
-            self._live.add(generation)
+                                             byref(self._native.pointer), byref(err)), err)
 
     def generate(self, prompt: Prompt, sampling: Optional[Sampling] = None,
                  **changes: Any) -> Generation:
@@ -548,20 +640,14 @@ class Engine:
         return _abi.values(plan)
 
     def _open_handle(self) -> c_void_p:
-        if not self._handle:
+        if not self._native.pointer:
             raise Error(Status.INVALID_ARGUMENT, "engine: it is closed")
-        return self._handle
+        return self._native.pointer
 
     def close(self) -> None:
         """Ends all requests and frees the engine. No other thread may be in `score` or
         `memory_plan`. Any number of times."""
-        with self._live_lock:
-            handle, self._handle = self._handle, c_void_p()
-            live = list(self._live)
-        for generation in live:
-            generation.close()
-        if handle:
-            self._lib.imbrex_engine_destroy(handle)
+        self._native.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -569,7 +655,3 @@ class Engine:
     def __exit__(self, kind: Optional[type], error: Optional[BaseException],
                  trace: Optional[TracebackType]) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self.close()

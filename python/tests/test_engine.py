@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """imbrex.Engine on a CPU with the built-in model. The engine itself has its tests in tests/; these
 are for what Python adds."""
+import copy
 import gc
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -171,6 +173,50 @@ def test_ownership():
         with pytest.raises(imbrex.Error) as caught:
             call()
         assert "closed" in caught.value.message
+
+
+# Fault: what the collector or the interpreter's end finalizes together goes in an order that the
+# library does not bear: an engine before its requests, a model before its engine.
+@pytest.mark.parametrize("program", [
+    # At the end, in a cycle with the module's names.
+    "def f(): return e\n"
+    "e = imbrex.Engine(); g = e.generate(PROMPT, max_tokens=300); next(g)",
+    # At the end, held by what is never finalized.
+    "import sys; e = imbrex.Engine(); g = e.generate(PROMPT, max_tokens=300); next(g)\n"
+    "sys.kept = [e, g]",
+    # By the collector, each of the objects first.
+    "for order in itertools.permutations(range(3)):\n"
+    "    m = imbrex.Model(); e = imbrex.Engine(m); g = e.generate(PROMPT, max_tokens=300)\n"
+    "    next(g); things = [(m, e, g)[idx] for idx in order]\n"
+    "    for thing in things: thing.cycle = things\n"
+    "    del m, e, g, thing, things; gc.collect()",
+    # The engine's last reference goes before that of a generation, which runs on.
+    "g = imbrex.Engine().generate(PROMPT, max_tokens=4); gc.collect()\n"
+    "assert g.result().text == ', there was a'; del g",
+    # A thread runs the engine until the process ends.
+    "import threading; e = imbrex.Engine(); begun = threading.Event()\n"
+    "def work():\n"
+    "    while True:\n"
+    "        for token in e.generate(PROMPT, max_tokens=300): begun.set()\n"
+    "threading.Thread(target=work, daemon=True).start(); begun.wait()",
+])
+def test_finalized_in_any_order(program):
+    environment = dict(os.environ, PYTHONPATH=os.path.join(ROOT, "python"))
+    code = f"import gc, itertools, sys, imbrex; imbrex.load(sys.argv[1]); PROMPT = {PROMPT!r}\n"
+    result = subprocess.run([sys.executable, "-c", code + program,
+                             imbrex._library.library()._name],
+                            capture_output=True, text=True, env=environment, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+# Fault: a copy shares what the library gave once, and frees it a second time.
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_not_copied(engine, duplicate):
+    with engine.generate(PROMPT, max_tokens=4) as generation:
+        for thing in (engine, engine.model, generation):
+            with pytest.raises(TypeError, match=type(thing).__name__ + " objects cannot be"):
+                duplicate(thing)
+        assert generation.result().text == ", there was a"
 
 
 # Fault: a model is closed under an engine that uses it.
