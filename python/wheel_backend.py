@@ -4,8 +4,8 @@
 A build backend as PEP 517 and PEP 660 describe it, without dependencies. Settings, given as
 `pip install ./python --config-settings NAME=VALUE`:
 
-    library  a libimbrex.so that is there already; else `make` builds one in the tree around this
-             folder, with the GPU kernels where there is an nvcc
+    library  a libimbrex.so that is there already, relative to the tree or to this folder; else
+             `make` builds one in the tree, with the GPU kernels where there is an nvcc
     build    where make builds it, relative to the tree; build
 """
 import base64
@@ -51,9 +51,13 @@ def _build_library(settings):
     """Path of libimbrex.so."""
     given = settings.get("library")
     if given:
-        if not os.path.isfile(given):
-            sys.exit(f"wheel_backend: library: expected a file, found nothing at {given}")
-        return os.path.abspath(given)
+        # pip does not tell where it was called, and calls this here.
+        places = list(dict.fromkeys(os.path.join(base, given) for base in (_root, _here)))
+        found = next((place for place in places if os.path.isfile(place)), None)
+        if found is None:
+            sys.exit("wheel_backend: library: expected a file, found nothing at " +
+                     " or ".join(places))
+        return found
     build = settings.get("build", "build")
     target = os.path.join(build, "libimbrex.so")
     if not os.path.isfile(os.path.join(_root, "Makefile")):

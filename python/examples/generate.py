@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Continues a prompt and prints tokens as they come: generate.py [PROMPT [MODEL]]"""
+import os
 import sys
 
 import imbrex
@@ -16,3 +17,5 @@ try:
         print()
 except imbrex.Error as error:
     sys.exit(str(error))
+except BrokenPipeError:  # the reader has enough; what is still in the buffer goes nowhere
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

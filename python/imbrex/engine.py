@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import json
 import logging
+import operator
+import os
 import threading
 import time
-import weakref
 from ctypes import byref, c_bool, c_char_p, c_double, c_int32, c_size_t, c_void_p
 from types import TracebackType
-from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, Mapping, NoReturn, Optional, Sequence, Union
 
 from . import _abi
 from ._library import check, library
@@ -27,6 +29,7 @@ __all__ = ["BUILTIN", "Choice", "Engine", "Generation", "Model", "ModelInfo", "R
            "Sampling", "Token"]
 
 BUILTIN = "builtin:stories260K"
+Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 _log = logging.getLogger("imbrex")
 _LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING)
 _INVARIANCE = {False: 0, True: 1, None: 2}
@@ -40,15 +43,36 @@ def _forward_log(_user: Any, level: int, message: bytes) -> None:
     _log.log(_LOG_LEVELS[level], "%s", message.decode("utf-8", "replace"))
 
 
+def _refuse(name: str, expected: str, found: Any) -> NoReturn:
+    text = repr(found)
+    shown = text if len(text) <= 80 else text[:77] + "..."
+    raise Error(Status.INVALID_ARGUMENT, f"{name}: expected {expected}, found {shown}")
+
+
+def _number(value: Any) -> float:
+    """float(), which would read a text as well."""
+    if isinstance(value, (str, bytes, bytearray)):
+        raise TypeError
+    return float(value)
+
+
 def _int_array(values: Sequence[int], name: str) -> Any:
     """A C array, of length 1 at least, so that it has an address."""
-    for value in values:
-        if not -2**31 <= value < 2**31:
-            raise Error(Status.INVALID_ARGUMENT, f"{name}: expected 32-bit integers, found {value}")
-    return (c_int32 * max(len(values), 1))(*values)
+    if isinstance(values, (str, bytes, bytearray, Mapping)):
+        _refuse(name, "integers", values)
+    try:
+        numbers = [operator.index(value) for value in values]
+    except TypeError as error:
+        raise Error(Status.INVALID_ARGUMENT, f"{name}: expected integers: {error}") from None
+    for number in numbers:
+        if not -2**31 <= number < 2**31:
+            _refuse(name, "32-bit integers", number)
+    return (c_int32 * max(len(numbers), 1))(*numbers)
 
 
 def _text_bytes(text: str, name: str) -> bytes:
+    if not isinstance(text, str):
+        _refuse(name, "a text", text)
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -59,9 +83,22 @@ def _c_text(text: Optional[str], name: str) -> Optional[bytes]:
     """For parameters that end at a NUL."""
     if text is None:
         return None
-    if "\0" in text:
+    encoded = _text_bytes(text, name)
+    if b"\0" in encoded:
         raise Error(Status.INVALID_ARGUMENT, f"{name}: expected no NUL, found one")
-    return _text_bytes(text, name)
+    return encoded
+
+
+def _c_path(path: Optional[Path], name: str) -> Optional[bytes]:
+    if path is None:
+        return None
+    try:
+        encoded = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError):
+        _refuse(name, "a path", path)
+    if b"\0" in encoded:
+        raise Error(Status.INVALID_ARGUMENT, f"{name}: expected no NUL, found one")
+    return encoded
 
 
 def _optional_text(value: Optional[bytes]) -> Optional[str]:
@@ -74,12 +111,130 @@ def _set_fields(struct: ctypes.Structure, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        try:
+        if types[name] is c_bool:
+            if not isinstance(value, bool):
+                _refuse(name, "True or False", value)
             setattr(struct, name, value)
-        except TypeError as error:
-            raise Error(Status.INVALID_ARGUMENT, f"{name}: {error}") from None
-        if types[name] not in (c_bool, ctypes.c_float) and getattr(struct, name) != value:
-            raise Error(Status.INVALID_ARGUMENT, f"{name}: {value} is out of range")
+        elif types[name] is ctypes.c_float:
+            try:
+                setattr(struct, name, _number(value))
+            except (TypeError, ValueError, OverflowError):
+                _refuse(name, "a number", value)
+        else:
+            try:
+                number = operator.index(value)
+            except TypeError:
+                _refuse(name, "an integer", value)
+            setattr(struct, name, number)
+            if getattr(struct, name) != number:
+                raise Error(Status.INVALID_ARGUMENT, f"{name}: {number} is out of range")
+
+
+# ---- ownership --------------------------------------------------------------------------------
+#
+# The library wants requests destroyed before their engine, and engines before their model. Python
+# promises no order when it finalizes objects that refer to each other, at its end least of all. So
+# these handles keep the order among themselves, whichever is finalized first. They use no global
+# names there, which may be gone by then, and locks that the collector may enter again.
+
+
+class _Uncopyable:
+    """What stands for one thing in the library, which a second object would free again."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} objects cannot be copied or pickled")
+
+
+class _ModelHandle:
+    """A struct imbrex_model, closed when the last of its users has released it."""
+
+    def __init__(self, lib: Any) -> None:
+        self.lib = lib
+        self.pointer = c_void_p()
+        self._users: set[int] = set()
+        self._lock = threading.RLock()
+
+    def acquire(self, user: object) -> None:
+        with self._lock:
+            self._users.add(id(user))
+
+    def release(self, user: object) -> None:
+        """Any number of times."""
+        with self._lock:
+            self._users.discard(id(user))
+            if not self._users:
+                address, self.pointer.value = self.pointer.value, None
+                self.lib.imbrex_model_close(address)
+
+
+class _RequestHandle:
+    """A struct imbrex_request, or none any more."""
+
+    def __init__(self, lib: Any) -> None:
+        self.lib = lib
+        self.pointer = c_void_p()
+        self.lock = threading.RLock()  # whether there is a request
+        self.poll_lock = threading.Lock()  # who is inside imbrex_request_poll
+
+    def cancel(self) -> None:
+        with self.lock:
+            if self.pointer:
+                self.lib.imbrex_request_cancel(self.pointer)
+
+    def destroy(self) -> None:
+        self.cancel()
+        with self.poll_lock, self.lock:
+            # Forgotten first: Ctrl-C during the call is raised as soon as it returns.
+            address, self.pointer.value = self.pointer.value, None
+            self.lib.imbrex_request_destroy(address)
+
+
+class _EngineHandle:
+    """A struct imbrex_engine and its requests; an Engine and its Generations share it."""
+
+    def __init__(self, model: _ModelHandle) -> None:
+        self.lib = model.lib
+        self.pointer = c_void_p()
+        self._model = model
+        self._is_closed = False
+        self._requests: set[_RequestHandle] = set()
+        self._lock = threading.RLock()
+        model.acquire(self)
+
+    def submit(self, request: _RequestHandle, options: _abi.RequestOptions) -> None:
+        err = _abi.Error()
+        with self._lock:
+            if self._is_closed:
+                raise Error(Status.INVALID_ARGUMENT, "engine: it is closed")
+            self._requests.add(request)
+            status = self.lib.imbrex_request_submit(self.pointer, byref(options),
+                                                    byref(request.pointer), byref(err))
+            if status != Status.OK:
+                self._requests.discard(request)
+        check(status, err)
+
+    def destroy_request(self, request: _RequestHandle) -> None:
+        request.destroy()
+        self._requests.discard(request)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        requests = list(self._requests)
+        for request in requests:
+            request.cancel()
+        for request in requests:
+            self.destroy_request(request)
+        with self._lock:
+            address, self.pointer.value = self.pointer.value, None
+            self.lib.imbrex_engine_destroy(address)
+        self._model.release(self)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+# ---- models -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,24 +258,33 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
 
 
-class Model:
+class Model(_Uncopyable):
     """An opened checkpoint: configuration, mapped weights, tokenizer. Immutable; engines share it.
 
-    path: a Hugging Face folder, a GGUF file, "builtin:stories260K" (the default) or
-        "random:<shape>[:<seed>]". Its files must not change while the model is open.
+    path: a Hugging Face folder, a GGUF file, "builtin:stories260K" (the default, and what None
+        means) or "random:<shape>[:<seed>]". Its files must not change while the model is open.
     Raises Error: NOT_FOUND, FORMAT or UNSUPPORTED, with the file and the field.
     """
 
-    def __init__(self, path: str = BUILTIN) -> None:
-        self._handle = c_void_p()
+    def __init__(self, path: Optional[Path] = BUILTIN) -> None:
         self._lib = library()
         options = self._lib.imbrex_model_options_default()
         options.log = _forward_log
         err = _abi.Error()
-        check(self._lib.imbrex_model_open(_c_text(str(path), "path"), byref(options),
-                                          byref(self._handle), byref(err)), err)
-        # After the last reference is gone, and after the engines that hold one.
-        self._finalizer = weakref.finalize(self, self._lib.imbrex_model_close, self._handle)
+        opened = _ModelHandle(self._lib)
+        encoded = _c_path(BUILTIN if path is None else path, "path")
+        check(self._lib.imbrex_model_open(encoded, byref(options), byref(opened.pointer),
+                                          byref(err)), err)
+        opened.acquire(self)
+        self._native = opened
+
+    @property
+    def _handle(self) -> c_void_p:
+        return self._native.pointer
+
+    def __del__(self) -> None:
+        if hasattr(self, "_native"):
+            self._native.release(self)
 
     def describe(self) -> ModelInfo:
         """What the checkpoint says."""
@@ -224,9 +388,11 @@ class Sampling:
     """How a request continues its prompt. None leaves a field as the checkpoint's
     generation_config.json has it, else greedy and unlimited.
 
-    max_tokens: 0: until an end token or the context is full. timeout: seconds from submit on, after
-    which it ends with "deadline". num_logprobs: logprobs of tokens, with that many alternatives.
-    Ranges and the order in which these act are told at `struct imbrex_request_options`.
+    max_tokens: 0: until an end token or the context is full. timeout: seconds from submit on, more
+    than 0, after which it ends with "deadline"; None: no limit. num_logprobs: logprobs of tokens,
+    with that many alternatives. stop, end_token_ids, logit_bias and salt are empty if not wanted,
+    never None. Ranges and the order in which these act are told at `struct imbrex_request_options`;
+    what breaks them, or is of another type, is refused with INVALID_ARGUMENT when it is used.
     """
 
     max_tokens: Optional[int] = None
@@ -252,20 +418,48 @@ class Sampling:
     def _fill(self, options: _abi.RequestOptions) -> list[Any]:
         """Returns what `options` points to and does not own."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Sequence) or not all(isinstance(text, str) for text in stop):
+            _refuse("stop", "a text or a sequence of texts", stop)
         stops = (c_char_p * max(len(stop), 1))(*[_c_text(text, "stop") for text in stop])
         ends = _int_array(self.end_token_ids, "end_token_ids")
-        biases = (_abi.LogitBias * max(len(self.logit_bias), 1))(
-            *[_abi.LogitBias(token_id, bias) for token_id, bias in self.logit_bias.items()])
+        biases = self._biases()
+        if not isinstance(self.salt, bytes):
+            _refuse("salt", "bytes", self.salt)
         special = {"stop", "end_token_ids", "logit_bias", "timeout", "salt"}
         _set_fields(options, {field.name: getattr(self, field.name)
                               for field in dataclasses.fields(self) if field.name not in special})
+        if options.max_tokens < 0:  # a prompt's logprobs alone, which Python does not hand out
+            _refuse("max_tokens", "a number >= 0", self.max_tokens)
         if self.timeout is not None:
-            _set_fields(options, {"timeout_ns": int(self.timeout * 1e9)})
+            options.timeout_ns = self._timeout_ns()
         options.stop, options.num_stop = stops, len(stop)
         options.end_token_ids, options.num_end_token_ids = ends, len(self.end_token_ids)
         options.logit_bias, options.num_logit_bias = biases, len(self.logit_bias)
         options.salt, options.salt_bytes = self.salt, len(self.salt)
         return [stops, ends, biases, self.salt]
+
+    def _biases(self) -> Any:
+        if not isinstance(self.logit_bias, Mapping):
+            _refuse("logit_bias", "a mapping of token ids to numbers", self.logit_bias)
+        ids = _int_array(list(self.logit_bias), "logit_bias")
+        biases = (_abi.LogitBias * max(len(self.logit_bias), 1))()
+        for idx, bias in enumerate(self.logit_bias.values()):
+            try:
+                biases[idx] = _abi.LogitBias(ids[idx], _number(bias))
+            except (TypeError, ValueError, OverflowError):
+                _refuse("logit_bias", "a mapping of token ids to numbers", bias)
+        return biases
+
+    def _timeout_ns(self) -> int:
+        """At least one, since 0 is no limit."""
+        try:
+            nanoseconds = _number(self.timeout) * 1e9
+        except (TypeError, ValueError, OverflowError):
+            nanoseconds = 0.0
+        if not 0.0 < nanoseconds < 2.0**63:
+            _refuse("timeout", "seconds, more than 0 and at most 9.2e9, or None for no limit",
+                    self.timeout)
+        return max(int(nanoseconds), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,7 +510,12 @@ class Result:
 Prompt = Union[str, Sequence[int]]
 
 
-class Generation(Iterator[Token]):
+def _is_full_queue(error: Error) -> bool:
+    """Whether a request that was refused may be taken later; a prompt that is too long never is."""
+    return error.status == Status.CAPACITY and error.message.startswith("the queue is full")
+
+
+class Generation(_Uncopyable, Iterator[Token]):
     """A running request: iterate for its tokens. Also a context manager; leaving it, closing it or
     losing the last reference cancels what has not ended.
 
@@ -324,12 +523,10 @@ class Generation(Iterator[Token]):
     """
 
     def __init__(self, engine: Engine, prompt: Prompt, sampling: Sampling) -> None:
-        self._handle = c_void_p()
         self._lib = engine._lib
-        self._engine = engine
+        self._engine = engine._native
+        self._request = _RequestHandle(self._lib)
         self._num_logprobs = sampling.num_logprobs
-        self._handle_lock = threading.Lock()  # whether there is a request
-        self._poll_lock = threading.Lock()  # who is inside imbrex_request_poll
         options = self._lib.imbrex_request_options_default(engine.model._handle)
         kept = sampling._fill(options)
         if isinstance(prompt, str):
@@ -338,11 +535,14 @@ class Generation(Iterator[Token]):
             options.prompt_text_flags = _abi.TOKENIZE_ADD_SPECIAL
             kept.append(text)
         else:
+            if isinstance(prompt, (bytes, bytearray)) or not hasattr(prompt, "__len__"):
+                _refuse("prompt", "a text or token ids", prompt)
             ids = _int_array(prompt, "prompt")
             options.prompt_ids, options.num_prompt_ids = ids, len(prompt)
             kept.append(ids)
-        err = _abi.Error()
-        engine._submit(self, options, err)
+        self._num_choices = max(options.num_choices, 1)
+        self._num_ended = 0
+        self._engine.submit(self._request, options)
         del kept
 
     def __iter__(self) -> Generation:
@@ -353,11 +553,11 @@ class Generation(Iterator[Token]):
         event = _abi.TokenEvent()
         err = _abi.Error()
         while True:
-            with self._poll_lock:
-                if not self._handle:
+            with self._request.poll_lock:
+                if not self._request.pointer:
                     raise StopIteration
-                status = self._lib.imbrex_request_poll(self._handle, _POLL_NS, byref(has_event),
-                                                       byref(event), byref(err))
+                status = self._lib.imbrex_request_poll(self._request.pointer, _POLL_NS,
+                                                       byref(has_event), byref(event), byref(err))
                 if status == Status.OK and has_event.value:
                     return self._token(event)
                 is_over = status == Status.OK and self._is_over()
@@ -368,9 +568,6 @@ class Generation(Iterator[Token]):
     def _is_over(self) -> bool:
         """No event came: whether none will. The library counts a choice's end as its last event."""
         return self._num_ended >= self._num_choices
-
-    _num_ended = 0
-    _num_choices = 1
 
     def _token(self, event: _abi.TokenEvent) -> Token:
         text = ctypes.string_at(event.text, event.text_bytes) if event.text_bytes else b""
@@ -388,24 +585,22 @@ class Generation(Iterator[Token]):
 
     def cancel(self) -> None:
         """Ends the request before its next step; its end then comes as a Token. Any thread."""
-        with self._handle_lock:
-            if self._handle:
-                self._lib.imbrex_request_cancel(self._handle)
+        self._request.cancel()
 
     def close(self) -> None:
         """Cancels and forgets the request. Iteration ends. Any thread, any number of times."""
-        self.cancel()
-        with self._poll_lock, self._handle_lock:
-            if self._handle:
-                self._lib.imbrex_request_destroy(self._handle)
-                self._handle = c_void_p()
+        self._engine.destroy_request(self._request)
 
     def result(self) -> Result:
         """Waits for the end and returns all that was not iterated yet, joined."""
+        return self._join(self)
+
+    def _join(self, tokens: Iterable[Token]) -> Result:
+        """The result whose last tokens are those that are left."""
         choices: list[dict[str, Any]] = [
             {"text": "", "token_ids": [], "finish_reason": "", "logprobs": []}
             for _ in range(self._num_choices)]
-        for token in self:
+        for token in tokens:
             choice = choices[token.choice]
             choice["text"] += token.text
             if token.token_id is not None:
@@ -414,10 +609,10 @@ class Generation(Iterator[Token]):
             if token.finish_reason is not None:
                 choice["finish_reason"] = token.finish_reason
         metrics = _abi.RequestMetrics()
-        with self._handle_lock:
-            if not self._handle:
+        with self._request.lock:
+            if not self._request.pointer:
                 raise Error(Status.INVALID_ARGUMENT, "generation: it is closed")
-            self._lib.imbrex_request_read_metrics(self._handle, byref(metrics))
+            self._lib.imbrex_request_read_metrics(self._request.pointer, byref(metrics))
         if self._num_logprobs is None or self._num_logprobs < 0:
             for choice in choices:
                 choice["logprobs"] = None
@@ -432,11 +627,11 @@ class Generation(Iterator[Token]):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
+        if hasattr(self, "_request"):
             self.close()
 
 
-class Engine:
+class Engine(_Uncopyable):
     """A model that runs: threads, KV cache, activations. Many requests share its steps.
 
     model: a Model, or a path as Model takes it.
@@ -447,27 +642,27 @@ class Engine:
     kv_policy: which KV blocks stay for later requests; None: "lru".
     kv_host_bytes, kv_disk_path, kv_disk_bytes: where blocks go that the cache has no room for: RAM,
         and a folder that a later engine finds again.
-    tuned: on a GPU, a file or folder of plans that `imbrex tune` measured.
+    tuned: a file or folder of plans that `imbrex tune` measured; refused if the model then runs on
+        the CPU.
     batch_invariant: whether a request's bits may not depend on others; None: on on a CPU.
     compute: "auto", "f32" or "bf16" (GPU only).
     Raises Error: INVALID_ARGUMENT, UNSUPPORTED or OUT_OF_MEMORY.
     """
 
-    def __init__(self, model: Union[Model, str] = BUILTIN, *, device: str = "cpu",
+    def __init__(self, model: Union[Model, Path, None] = BUILTIN, *, device: str = "cpu",
                  num_threads: int = 0, context_size: int = 0, kv_cache_tokens: int = 0,
                  max_running: int = 0, max_step_tokens: int = 0, max_waiting: int = 0,
                  kv_policy: Optional[str] = None, kv_host_bytes: int = 0,
-                 kv_disk_path: Optional[str] = None, kv_disk_bytes: int = 0,
-                 tuned: Optional[str] = None, batch_invariant: Optional[bool] = None,
+                 kv_disk_path: Optional[Path] = None, kv_disk_bytes: int = 0,
+                 tuned: Optional[Path] = None, batch_invariant: Optional[bool] = None,
                  compute: str = "auto") -> None:
-        self._handle = c_void_p()
         self._lib = library()
-        if compute not in _COMPUTE:
-            raise Error(Status.INVALID_ARGUMENT,
-                        f"compute: expected auto, f32 or bf16, found {compute!r}")
+        if not isinstance(compute, str) or compute not in _COMPUTE:
+            _refuse("compute", "auto, f32 or bf16", compute)
+        if batch_invariant is not None and not isinstance(batch_invariant, bool):
+            _refuse("batch_invariant", "True, False or None", batch_invariant)
         self.model = model if isinstance(model, Model) else Model(model)
-        self._live: weakref.WeakSet[Generation] = weakref.WeakSet()
-        self._live_lock = threading.Lock()
+        self._native = _EngineHandle(self.model._native)
         options = self._lib.imbrex_engine_options_default()
         _set_fields(options, {
             "num_threads": num_threads, "context_size": context_size,
@@ -476,22 +671,16 @@ class Engine:
             "batch_invariant": _INVARIANCE[batch_invariant], "compute": _COMPUTE[compute]})
         _set_fields(options, {"kv_host_bytes": kv_host_bytes, "kv_disk_bytes": kv_disk_bytes})
         options.kv_policy = _c_text(kv_policy, "kv_policy")
-        options.kv_disk_path = _c_text(kv_disk_path, "kv_disk_path")
-        options.tuned = _c_text(tuned, "tuned")
+        options.kv_disk_path = _c_path(kv_disk_path, "kv_disk_path")
+        options.tuned = _c_path(tuned, "tuned")
         options.device = _c_text(device, "device")
         err = _abi.Error()
         check(self._lib.imbrex_engine_create(self.model._handle, byref(options),
-                                             byref(self._handle), byref(err)), err)
-
-    def _submit(self, generation: Generation, options: _abi.RequestOptions,
-                err: _abi.Error) -> None:
-        with self._live_lock:
-            if not self._handle:
-                raise Error(Status.INVALID_ARGUMENT, "engine: it is closed")
-            generation._num_choices = max(options.num_choices, 1)
-            check(self._lib.imbrex_request_submit(self._handle, byref(options),
-                                                  byref(generation._handle), byref(err)), err)
-            self._live.add(generation)
+                                             byref(self._native.pointer), byref(err)), err)
+        if tuned is not None and self.memory_plan()["device"] == "cpu":
+            self.close()
+            raise Error(Status.INVALID_ARGUMENT, "tuned: expected a model that runs on a GPU with "
+                        "it, found one on the CPU")
 
     def generate(self, prompt: Prompt, sampling: Optional[Sampling] = None,
                  **changes: Any) -> Generation:
@@ -507,18 +696,36 @@ class Engine:
     def generate_batch(self, prompts: Sequence[Prompt], sampling: Optional[Sampling] = None,
                        **changes: Any) -> list[Result]:
         """Continues many prompts together, in the engine's steps, and returns all results in the
-        order of the prompts."""
+        order of the prompts. There may be more of them than max_waiting: the queue is filled as it
+        gets empty. If one fails or is refused, all end."""
+        if isinstance(prompts, (str, bytes, bytearray)):
+            _refuse("prompts", "a sequence of prompts", prompts)
         running: list[Generation] = []
-        results: list[Result] = []
+        tokens: list[list[Token]] = []
+        first = 0  # of those that may have tokens left
         try:
             for prompt in prompts:
-                running.append(self.generate(prompt, sampling, **changes))
-            for generation in running:
-                results.append(generation.result())
+                while True:
+                    try:
+                        running.append(self.generate(prompt, sampling, **changes))
+                        tokens.append([])
+                        break
+                    except Error as error:
+                        if not _is_full_queue(error) or first == len(running):
+                            raise
+                    # The step that brings the next token takes from the queue what it has room for.
+                    token = next(running[first], None)
+                    if token is None:
+                        first += 1
+                    else:
+                        tokens[first].append(token)
+            return [generation._join(itertools.chain(taken, generation))
+                    for generation, taken in zip(running, tokens)]
         finally:
             for generation in running:
+                generation.cancel()
+            for generation in running:
                 generation.close()
-        return results
 
     def chat(self, messages: Sequence[Mapping[str, Any]], sampling: Optional[Sampling] = None, *,
              tools: Optional[Sequence[Mapping[str, Any]]] = None, template: Optional[str] = None,
@@ -548,20 +755,14 @@ class Engine:
         return _abi.values(plan)
 
     def _open_handle(self) -> c_void_p:
-        if not self._handle:
+        if not self._native.pointer:
             raise Error(Status.INVALID_ARGUMENT, "engine: it is closed")
-        return self._handle
+        return self._native.pointer
 
     def close(self) -> None:
         """Ends all requests and frees the engine. No other thread may be in `score` or
         `memory_plan`. Any number of times."""
-        with self._live_lock:
-            handle, self._handle = self._handle, c_void_p()
-            live = list(self._live)
-        for generation in live:
-            generation.close()
-        if handle:
-            self._lib.imbrex_engine_destroy(handle)
+        self._native.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -569,7 +770,3 @@ class Engine:
     def __exit__(self, kind: Optional[type], error: Optional[BaseException],
                  trace: Optional[TracebackType]) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self.close()

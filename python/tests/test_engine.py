@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """imbrex.Engine on a CPU with the built-in model. The engine itself has its tests in tests/; these
 are for what Python adds."""
+import copy
 import gc
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -64,6 +66,77 @@ def test_batch(engine):
     assert alone[0].choices[0].logprobs is None
 
 
+# Fault: more prompts than may wait are refused, not in their order, or run one by one; a prompt
+# that cannot be taken at all is waited for.
+def test_batch_of_more_than_the_queue():
+    with imbrex.Engine(num_threads=1, max_running=2, max_waiting=1) as engine:
+        prompts = [f"{number} little" for number in range(9)]
+        results = engine.generate_batch(iter(prompts), max_tokens=6, num_choices=2,
+                                        temperature=1.0, seed=4)
+        for prompt, result in zip(prompts, results):
+            alone = engine.generate(prompt, max_tokens=6, num_choices=2, temperature=1.0, seed=4)
+            assert result.choices == alone.result().choices
+        assert len(results) == len(prompts)
+        with pytest.raises(imbrex.Error, match="CAPACITY: prompt"):
+            engine.generate_batch([*prompts, "a" * 100000], max_tokens=6)
+        held = engine.generate(PROMPT)
+        with pytest.raises(imbrex.Error, match="CAPACITY: the queue is full"):
+            engine.generate_batch(prompts)
+        held.close()
+        assert engine.generate_batch([]) == []
+
+
+# Fault: what cannot be told apart from a request with other meaning is taken: letters for prompts,
+# bytes for token ids, any object for a switch, no limit for no time.
+@pytest.mark.parametrize("call, message", [
+    (lambda e: e.generate_batch("One"), "prompts: expected a sequence of prompts, found 'One'"),
+    (lambda e: e.generate_batch([1, 2]), "prompt: expected a text or token ids, found 1"),
+    (lambda e: e.generate(b"abc"), "prompt: expected a text or token ids, found b'abc'"),
+    (lambda e: e.generate(None), "prompt: expected a text or token ids, found None"),
+    (lambda e: e.generate([1.5]), "prompt: expected integers: "),
+    (lambda e: e.generate([1], max_tokens=-1), "max_tokens: expected a number >= 0, found -1"),
+    (lambda e: e.generate([1], timeout=0), "timeout: expected seconds, more than 0 and"),
+    (lambda e: e.generate([1], timeout=-1.0), "timeout: expected seconds, more than 0 and"),
+    (lambda e: e.generate([1], timeout=float("nan")), "timeout: expected seconds, more"),
+    (lambda e: e.generate([1], timeout=float("inf")), "timeout: expected seconds, more"),
+    (lambda e: e.generate([1], timeout="1"), "found '1'"),
+    (lambda e: e.generate([1], timeout="soon"), "found 'soon'"),
+    (lambda e: e.generate([1], stop=5), "stop: expected a text or a sequence of texts, found 5"),
+    (lambda e: e.generate([1], stop=None), "stop: expected a text or a sequence of texts, found"),
+    (lambda e: e.generate([1], stop=[b"a"]), "found [b'a']"),
+    (lambda e: e.generate([1], salt="str"), "salt: expected bytes, found 'str'"),
+    (lambda e: e.generate([1], end_token_ids=7), "end_token_ids: expected integers"),
+    (lambda e: e.generate([1], logit_bias=[7]), "logit_bias: expected a mapping of token ids"),
+    (lambda e: e.generate([1], logit_bias={2**33 + 1: 1.0}), "logit_bias: expected 32-bit"),
+    (lambda e: e.generate([1], logit_bias={7: "x"}), "logit_bias: expected a mapping of token ids"),
+    (lambda e: e.generate([1], ignore_eos="no"), "ignore_eos: expected True or False, found 'no'"),
+    (lambda e: e.generate([1], top_k=1.5), "top_k: expected an integer, found 1.5"),
+    (lambda e: e.generate([1], temperature="1"), "temperature: expected a number, found '1'"),
+    (lambda e: imbrex.Engine(batch_invariant="x"), "batch_invariant: expected True, False or None"),
+    (lambda e: imbrex.Engine(batch_invariant=2), "found 2"),
+    (lambda e: imbrex.Engine(compute=[]), "compute: expected auto, f32 or bf16, found []"),
+    (lambda e: imbrex.Engine(device=0), "device: expected a text, found 0"),
+    (lambda e: imbrex.Engine(kv_disk_path=5), "kv_disk_path: expected a path, found 5"),
+    (lambda e: imbrex.Engine(tuned="/nope"), "tuned: expected a model that runs on a GPU with it"),
+    (lambda e: imbrex.Model(5), "path: expected a path, found 5"),
+])
+def test_refused_types(engine, call, message):
+    with pytest.raises(imbrex.Error) as caught:
+        call(engine)
+    assert caught.value.status == imbrex.Status.INVALID_ARGUMENT
+    assert message in caught.value.message
+
+
+# Fault: no path is a path of the name None, or a path that is an object is refused.
+def test_paths(tmp_path):
+    assert imbrex.Model(None).describe().path == imbrex.Model().describe().path
+    with imbrex.Engine(None, num_threads=1, kv_disk_path=tmp_path, kv_disk_bytes=1 << 26,
+                       kv_host_bytes=1 << 20) as engine:
+        assert engine.memory_plan()["kv_disk_bytes"] > 0
+    with pytest.raises(imbrex.Error, match="NOT_FOUND: .*none there"):
+        imbrex.Model(tmp_path / "none there")
+
+
 # Fault: a field of Sampling that never reaches the library.
 @pytest.mark.parametrize("changes", [
     {"stop": "girl"}, {"stop": ["no such text", "girl"]}, {"max_tokens": 3},
@@ -94,8 +167,9 @@ def test_filters(engine, changes):
 
 # Fault: a deadline in seconds is taken for nanoseconds or left out. This one is over at once.
 def test_timeout(engine):
-    result = engine.generate([1], timeout=1e-9).result()
-    assert result.choices[0].finish_reason == "deadline"
+    for timeout in (1e-9, 1e-12):
+        result = engine.generate([1], timeout=timeout).result()
+        assert result.choices[0].finish_reason == "deadline"
 
 
 # Fault: a failure is a wrong answer, a crash, or an exception without the status and message.
@@ -171,6 +245,50 @@ def test_ownership():
         with pytest.raises(imbrex.Error) as caught:
             call()
         assert "closed" in caught.value.message
+
+
+# Fault: what the collector or the interpreter's end finalizes together goes in an order that the
+# library does not bear: an engine before its requests, a model before its engine.
+@pytest.mark.parametrize("program", [
+    # At the end, in a cycle with the module's names.
+    "def f(): return e\n"
+    "e = imbrex.Engine(); g = e.generate(PROMPT, max_tokens=300); next(g)",
+    # At the end, held by what is never finalized.
+    "import sys; e = imbrex.Engine(); g = e.generate(PROMPT, max_tokens=300); next(g)\n"
+    "sys.kept = [e, g]",
+    # By the collector, each of the objects first.
+    "for order in itertools.permutations(range(3)):\n"
+    "    m = imbrex.Model(); e = imbrex.Engine(m); g = e.generate(PROMPT, max_tokens=300)\n"
+    "    next(g); things = [(m, e, g)[idx] for idx in order]\n"
+    "    for thing in things: thing.cycle = things\n"
+    "    del m, e, g, thing, things; gc.collect()",
+    # The engine's last reference goes before that of a generation, which runs on.
+    "g = imbrex.Engine().generate(PROMPT, max_tokens=4); gc.collect()\n"
+    "assert g.result().text == ', there was a'; del g",
+    # A thread runs the engine until the process ends.
+    "import threading; e = imbrex.Engine(); begun = threading.Event()\n"
+    "def work():\n"
+    "    while True:\n"
+    "        for token in e.generate(PROMPT, max_tokens=300): begun.set()\n"
+    "threading.Thread(target=work, daemon=True).start(); begun.wait()",
+])
+def test_finalized_in_any_order(program):
+    environment = dict(os.environ, PYTHONPATH=os.path.join(ROOT, "python"))
+    code = f"import gc, itertools, sys, imbrex; imbrex.load(sys.argv[1]); PROMPT = {PROMPT!r}\n"
+    result = subprocess.run([sys.executable, "-c", code + program,
+                             imbrex._library.library()._name],
+                            capture_output=True, text=True, env=environment, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+# Fault: a copy shares what the library gave once, and frees it a second time.
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_not_copied(engine, duplicate):
+    with engine.generate(PROMPT, max_tokens=4) as generation:
+        for thing in (engine, engine.model, generation):
+            with pytest.raises(TypeError, match=type(thing).__name__ + " objects cannot be"):
+                duplicate(thing)
+        assert generation.result().text == ", there was a"
 
 
 # Fault: a model is closed under an engine that uses it.
@@ -296,3 +414,18 @@ def test_example():
                                 capture_output=True, text=True, env=environment, timeout=60)
         assert result.returncode == status, result.stderr
         assert (result.stdout + result.stderr).startswith(output)
+
+
+# Fault: a reader that has enough, such as head, gets a traceback from the example.
+def test_example_into_closed_pipe():
+    program = os.path.join(ROOT, "python", "examples", "generate.py")
+    environment = dict(os.environ, PYTHONPATH=os.path.join(ROOT, "python"))
+    code = ("import sys, imbrex, runpy; imbrex.load(sys.argv[1]); sys.argv[:2] = []; "
+            "runpy.run_path(sys.argv[0])")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as output:
+        result = subprocess.run([sys.executable, "-c", code, imbrex._library.library()._name,
+                                 program], stdout=output, stderr=subprocess.PIPE, text=True,
+                                env=environment, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -82,3 +82,20 @@ def test_missing_library(tmp_path):
     assert result.returncode != 0
     assert "library: expected a file, found nothing at /no/such/file.so" in result.stderr
     assert os.listdir(tmp_path) == []
+
+
+# Fault: a library that is named as the guide does, from the root of the tree, is looked for where
+# pip runs the backend; or one that is named from python/ is not found any more.
+@pytest.mark.parametrize("name", ["build/libimbrex.so", "../build/libimbrex.so"])
+def test_relative_library(tmp_path, name):
+    backend = shutil.copytree(os.path.join(ROOT, "python"), tmp_path / "python",
+                              ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    for file in ("LICENSE", os.path.join("include", "imbrex.h")):
+        os.makedirs(os.path.dirname(tmp_path / file), exist_ok=True)
+        shutil.copy(os.path.join(ROOT, file), tmp_path / file)
+    os.mkdir(tmp_path / "build")
+    os.symlink(os.path.join(BUILD, "libimbrex.so"), tmp_path / "build" / "libimbrex.so")
+    os.mkdir(tmp_path / "out")
+    run(sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--config-settings",
+        f"library={name}", "-w", str(tmp_path / "out"), str(backend), cwd=tmp_path)
+    assert len(os.listdir(tmp_path / "out")) == 1
