@@ -376,11 +376,10 @@ void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int
                                      .source = tiers->blocks +
                                                (size_t)block_idx * tiers->host.block_bytes,
                                      .num_bytes = tiers->host.block_bytes};
-    if (device_copy_batch_async(tiers->device, tiers->out.stream, &copy, 1) != IMBREX_STATUS_OK) {
-        kv_host_end(&tiers->host, slot_idx, false);
-        tiers->metrics.num_copy_faults++;
-        return;
-    }
+    /* A copy that was refused may be under way all the same: its slot is nobody else's before the
+     * batch is done. */
+    batch->is_failed |=
+        device_copy_batch_async(tiers->device, tiers->out.stream, &copy, 1) != IMBREX_STATUS_OK;
     batch->moves[batch->num_moves] = (struct move){.slot_idx = slot_idx, .block_idx = block_idx};
     batch->num_moves++;
 }
