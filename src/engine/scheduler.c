@@ -709,11 +709,11 @@ void scheduler_fork(struct scheduler *scheduler, const struct sequence *parent,
         kv_pool_retain(scheduler->pool, parent_table[i]);
         table[i] = parent_table[i];
     }
-    scheduler->slot_copies[scheduler->num_slot_copies] = (struct step_slot_copy){
-        .source = parent->slot,
-        .destination = child->slot,
-        .num_tokens = num_prompt_tokens,
-        .fork_idx = child->fork_idx};
+    scheduler->slot_copies[scheduler->num_slot_copies] =
+        (struct step_slot_copy){.source = parent->slot,
+                                .destination = child->slot,
+                                .num_tokens = num_prompt_tokens,
+                                .fork_idx = child->fork_idx};
     scheduler->num_slot_copies++;
     running_insert(scheduler, child);
 }
