@@ -750,6 +750,10 @@ struct imbrex_engine_metrics {
     int64_t num_running, num_waiting;       /* sequences */
     int64_t kv_num_blocks, kv_num_free;     /* free: those that can be given out, cached ones too */
     int64_t kv_host_blocks, kv_disk_blocks; /* that can be found there */
+    /* ns that a KV block takes to come up from RAM, as measured at first, and to be computed, as
+     * prompts were lately; 0: unknown. A request waits for blocks no longer than computing them
+     * would take. */
+    int64_t kv_block_ns, kv_recompute_ns;
     /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
      * pass: planning, sampling, events. Of a GPU forward time is that of all its work for a step,
      * from when it was given or the step before was done, and overhead is a step without what the

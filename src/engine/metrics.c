@@ -117,6 +117,8 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .kv_num_free = read_gauge(&metrics->kv_num_free),
         .kv_host_blocks = read_gauge(&metrics->kv_host_blocks),
         .kv_disk_blocks = read_gauge(&metrics->kv_disk_blocks),
+        .kv_block_ns = read_gauge(&metrics->kv_block_ns),
+        .kv_recompute_ns = read_gauge(&metrics->kv_recompute_ns),
     };
     for (size_t i = 0; i < sizeof(snapshot->num_ended) / sizeof(snapshot->num_ended[0]); i++) {
         snapshot->num_ended[i] = read_counter(&metrics->num_ended[i]);

@@ -73,7 +73,6 @@ enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *option
                                    .disk = options->disk_path != NULL ? &disk : NULL,
                                    .log = options->log},
         &tiers->tiers, err));
-    tiers->log = options->log;
     TRY(kv_tiers_measure(tiers->tiers, options->num_blocks, &tiers->block_ns));
     TRY(create_prefetch(options, cache, tiers, err));
     tiers->cache = cache;
@@ -346,14 +345,6 @@ void prefix_tiers_observe_step(struct prefix_tiers *tiers, int32_t num_tokens, i
     /* Of a few tokens, the time is that of reading the weights. */
     if (num_tokens >= KV_BLOCK_SIZE && step_ns > 0) {
         int64_t token_ns = step_ns / num_tokens;
-        if (tiers->token_ns == 0 && tiers->tiers != NULL) {
-            log_write(
-                tiers->log, IMBREX_LOG_LEVEL_INFO,
-                "KV tiers: a block of %d tokens takes %.1f us to bring up from RAM, and %.1f us "
-                "to compute",
-                KV_BLOCK_SIZE, (double)tiers->block_ns / 1e3,
-                (double)token_ns * KV_BLOCK_SIZE / 1e3);
-        }
         tiers->token_ns = tiers->token_ns == 0 ? token_ns : (3 * tiers->token_ns + token_ns) / 4;
     }
 }
@@ -373,6 +364,8 @@ void prefix_tiers_publish(const struct prefix_tiers *tiers)
     metrics_set(&totals->num_kv_faults,
                 (int64_t)(counted.num_copy_faults + counted.disk.num_write_faults +
                           counted.disk.num_read_faults + counted.disk.num_damaged));
+    metrics_set(&totals->kv_block_ns, tiers->block_ns);
+    metrics_set(&totals->kv_recompute_ns, tiers->token_ns * KV_BLOCK_SIZE);
     metrics_set(&totals->kv_host_blocks, counted.num_host_blocks);
     metrics_set(&totals->kv_disk_blocks, counted.disk.num_blocks);
 }

@@ -18,7 +18,6 @@ struct prefix_tiers {
     struct kv_folder folder;
     struct prefix_cache *cache;
     struct prefix_prefetch *prefetch; /* NULL: nothing is brought up ahead */
-    const struct log *log;
     enum kv_tier
         *origins;     /* [num_blocks] of the pool: where it was promoted from, until it is used */
     int64_t block_ns; /* to bring a block up from the host tier, as measured at first */
