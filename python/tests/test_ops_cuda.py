@@ -103,7 +103,8 @@ def check_graphs_on_two_streams(device, options):
         ops.swiglu(x, gate, up, **options)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Without a stream of its own, a capture is on one of the first device that captured.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
             y = x
             for _ in range(20):
                 y = ops.swiglu(x, gate, up, **options)
@@ -164,6 +165,28 @@ def test_threads():
     torch.cuda.synchronize()
     for found, wanted in zip(results, expected):
         assert_near(found, wanted, BF16)
+
+
+# Fault: a prepared product is another one, in a graph or for another number of tokens too.
+@pytest.mark.parametrize("device", ["cuda:0", pytest.param("cuda:1", marks=needs_two_gpus)])
+@pytest.mark.parametrize("options", [{}, {"rounding": "match_unfused"}, {"activation": "gelu"}])
+def test_prepared(device, options):
+    x, gate, up = case(300, 896, 1040, device=device)
+    prepared = ops.PreparedSwiglu(gate, up, **options)
+    with torch.inference_mode(), torch.cuda.device(device):
+        for rows in (300, 17, 300):
+            assert torch.equal(prepared(x[:rows]), ops.swiglu(x[:rows], gate, up, **options))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            y = prepared(x)
+        x.normal_()
+        graph.replay()
+        assert torch.equal(y, ops.swiglu(x, gate, up, **options))
+        padded = torch.zeros(300, 904, device=device, dtype=BF16)
+        padded[:, :896] = x
+        assert torch.equal(prepared(padded[:, :896]), y)
+        with pytest.raises(TypeError):
+            prepared(x.float())
 
 
 # Fault: a tensor of the second GPU is handled in the context or on the stream of the first, which
