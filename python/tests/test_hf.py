@@ -137,6 +137,7 @@ def test_new_weights():
     changes = [lambda: setattr(mlp.gate_proj, "weight", torch.nn.Parameter(torch.randn(96, 64))),
                lambda: setattr(mlp, "up_proj", torch.nn.Linear(64, 96, bias=False)),
                lambda: setattr(mlp, "up_proj", torch.nn.Linear(64, 96)),
+               lambda: setattr(mlp.gate_proj, "bias", torch.nn.Parameter(torch.randn(96))),
                lambda: setattr(mlp.gate_proj.weight, "data", torch.randn(96, 64)),
                lambda: mlp.gate_proj.weight.data.normal_()]
     with torch.no_grad():

@@ -67,11 +67,11 @@ class _Fused:
         # Dictionaries, not attributes: those of a module cost the host more than the launch.
         modules = self._modules  # type: ignore
         gate, up = modules["gate_proj"]._parameters, modules["up_proj"]._parameters
+        if gate.get("bias") is not None or up.get("bias") is not None:
+            return self._forward_of_graph(x)
         prepared = self.__dict__.get("_imbrex_prepared")
         if (prepared is None or prepared.gate is not gate.get("weight") or
                 prepared.up is not up.get("weight")):
-            if gate.get("bias") is not None or up.get("bias") is not None:
-                return self._forward_of_graph(x)
             prepared = self.__dict__["_imbrex_prepared"] = ops.PreparedSwiglu(
                 self.gate_proj.weight, self.up_proj.weight,  # type: ignore
                 activation=self._imbrex_activation, rounding=self._imbrex_rounding)
