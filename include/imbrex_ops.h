@@ -112,7 +112,8 @@ enum imbrex_rounding {
  *
  * Rounded as IMBREX_ROUNDING_MATCH_UNFUSED has it, the result of every line is a bf16 (limit too),
  * and with an alpha other than 1 the activation is three operations: alpha * gate, its sigmoid, and
- * the product with gate. Infinities and NaN come out as PyTorch has them; NaN is never clamped.
+ * the product with gate. Infinities and NaN come out as PyTorch has them; NaN is never clamped. An
+ * activation of less than 1.1e-36 may come out as 0.
  *
  * All zero is SwiGLU. GPT-OSS has alpha 1.702, limit 7, up_offset 1 (swiglu in
  * github.com/openai/gpt-oss, gpt_oss/torch/model.py), with gate and up interleaved by one row. */

@@ -127,12 +127,19 @@ def hidden_table(result):
                      "removed, turn held us", "hidden %", "hidden % of Swish alone"], rows, 3)
 
 
+def sums_text(result):
+    """What a share of hidden_table is of."""
+    pairs = result["rows"][0].get("hidden", {}).get("pairs_of_share", 1)
+    return f", a share of the sums over {pairs} of them" if pairs > 1 else ""
+
+
 def gate_first_table(runs):
     """gate_first beside the bare GEMM and the chosen kernel, or what it hides of Swish."""
     name, result = runs[0]
     lines = [f"{result['gpu']}, driver {result['driver']}, {result['date'][:10]}, commit "
              f"{result['commit']}, clock {result['clock']}; {result['pairs']} rounds of replays of "
-             f"{result['replay_ms']:g} ms ([{name}](../bench/results/{name})):", ""]
+             f"{result['replay_ms']:g} ms{sums_text(result)} "
+             f"([{name}](../bench/results/{name})):", ""]
     if "hidden" in result["rows"][0]:
         return lines + hidden_table(result)
     numbers = row_numbers(result)

@@ -94,12 +94,14 @@ struct bench_cell {
     double flops, bytes; /* bytes: each matrix once */
     double clock_mhz, watts;
     bool has_clock, has_watts;
-    /* With all of enum bench_swish as contestants, pair by pair, T being a time:
+    /* With all of enum bench_swish as contestants, T being a time, or its sum over pairs_of_share
+     * pairs one after the other:
      *   hidden_share           (T serialised - T hidden) / (T serialised - T removed)
      *   hidden_share_of_swish  1 - (T hidden - T removed) / (T serialised - T held)
      * A kernel that serialises Swish also lets the tensor cores run dry before it, which the first
      * counts as a part of what is hidden and the second does not. */
     bool has_hidden_share;
+    int pairs_of_share;
     struct spread hidden_share, hidden_share_of_swish;
 };
 

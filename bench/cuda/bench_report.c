@@ -76,20 +76,21 @@ static json_t *header_json(const struct bench *bench)
 
     (void)nvml_driver_release(bench->nvml, release);
     bool is_plain = bench->settings->op.value == IMBREX_KERNEL_OP_GEMM;
-    return json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
-        "s:b, s:b, s:I, s:f, s:s?, s:i}",
-        "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version", imbrex_version(),
-        "commit", bench_commit(), "date", now_text(date), "gpu", description->name, "driver",
-        release, "cuda_driver", (int)description->driver_version, "num_sms",
-        (int)description->num_sms, "l2_bytes", (json_int_t)description->l2_bytes, "cublaslt",
-        (json_int_t)cublaslt_version(bench->lt), "nominal_tflops", NOMINAL_TFLOPS,
-        "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
-        choice_name(bench->settings->clock.value, clocks, 3), "weights",
-        choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
-        !bench->settings->no_overlap, "portable", bench->is_portable, "pairs",
-        (json_int_t)bench->settings->num_pairs.value, "replay_ms", bench->settings->replay_ms.value,
-        "tuned", description->tuned, "num_tuned", (int)description->num_tuned);
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:s, s:s, "
+                     "s:b, s:b, s:I, s:f, s:f, s:s?, s:i}",
+                     "benchmark", "ops", "op", is_plain ? "gemm" : "gemm_swiglu", "version",
+                     imbrex_version(), "commit", bench_commit(), "date", now_text(date), "gpu",
+                     description->name, "driver", release, "cuda_driver",
+                     (int)description->driver_version, "num_sms", (int)description->num_sms,
+                     "l2_bytes", (json_int_t)description->l2_bytes, "cublaslt",
+                     (json_int_t)cublaslt_version(bench->lt), "nominal_tflops", NOMINAL_TFLOPS,
+                     "nominal_memory_tbs", NOMINAL_MEMORY_TBS, "clock",
+                     choice_name(bench->settings->clock.value, clocks, 3), "weights",
+                     choice_name(bench->settings->weights.value, weights, 3), "overlap_launches",
+                     !bench->settings->no_overlap, "portable", bench->is_portable, "pairs",
+                     (json_int_t)bench->settings->num_pairs.value, "replay_ms",
+                     bench->settings->replay_ms.value, "rest_ms", bench->settings->rest_ms.value,
+                     "tuned", description->tuned, "num_tuned", (int)description->num_tuned);
 }
 
 struct bench_report *bench_report_create(const struct bench *bench)
@@ -234,8 +235,9 @@ static json_t *cell_json(const struct bench *bench, const struct bench_cell *cel
         return NULL;
     }
     json_t *hidden = cell->has_hidden_share
-                         ? json_pack("{s:o, s:o}", "share", spread_json(&cell->hidden_share),
-                                     "share_of_swish", spread_json(&cell->hidden_share_of_swish))
+                         ? json_pack("{s:o, s:o, s:i}", "share", spread_json(&cell->hidden_share),
+                                     "share_of_swish", spread_json(&cell->hidden_share_of_swish),
+                                     "pairs_of_share", cell->pairs_of_share)
                          : NULL;
     return json_pack("{s:s, s:i, s:i, s:I, s:i, s:f, s:f, s:f, s:s, s:f, s:o, s:o, s:o, s:o*}",
                      "shape", cell->shape->name, "hidden_size", (int)cell->shape->hidden_size,

@@ -129,6 +129,28 @@ def test_copies():
         assert hf.unpatch(one) == 2
 
 
+# Fault: weights that took the place of others after the first call are passed by.
+def test_new_weights():
+    model = make_model()
+    mlp = model.model.layers[0].mlp
+    x = torch.randn(9, 64)
+    changes = [lambda: setattr(mlp.gate_proj, "weight", torch.nn.Parameter(torch.randn(96, 64))),
+               lambda: setattr(mlp, "up_proj", torch.nn.Linear(64, 96, bias=False)),
+               lambda: setattr(mlp, "up_proj", torch.nn.Linear(64, 96)),
+               lambda: setattr(mlp.gate_proj, "bias", torch.nn.Parameter(torch.randn(96))),
+               lambda: setattr(mlp.gate_proj.weight, "data", torch.randn(96, 64)),
+               lambda: mlp.gate_proj.weight.data.normal_()]
+    with torch.no_grad():
+        for change in changes:
+            hf.patch(model)
+            before = mlp(x)
+            change()
+            after = mlp(x)
+            hf.unpatch(model)
+            torch.testing.assert_close(after, mlp(x), rtol=1e-4, atol=1e-5)
+            assert not torch.allclose(after, before)
+
+
 # Fault: training goes on without the MLPs' gradients.
 def test_no_gradient():
     model = make_model()

@@ -113,6 +113,49 @@ def test_bias(library):
     assert seen == list(range(40))
 
 
+# Fault: a prepared launch tells the library something else than swiglu, or what an x before it had.
+def test_prepared(library, monkeypatch):
+    monkeypatch.setattr(ops, "_is_for_gpu", lambda weight: True)
+    weights = torch.zeros(80, 64, dtype=BF16)
+    gate, up = weights[:40], weights[40:]
+    prepared = ops.PreparedSwiglu(gate, up, activation="gelu", rounding="match_unfused")
+    with torch.no_grad():
+        for shape in ((5, 64), (2, 3, 64), (64,), (5, 64)):
+            x = torch.zeros(shape, dtype=BF16)
+            found, expected = prepared(x), swiglu(x, gate, up, activation=1, rounding=1)
+            assert found.shape == expected.shape and found.dtype == BF16
+            call, wanted = library.calls[-2:]
+            assert call.pop("d") == found.data_ptr() and wanted.pop("d") == expected.data_ptr()
+            assert call == wanted
+        library.failure = b"too wide"
+        with pytest.raises(imbrex.Error, match="too wide"):
+            prepared(x)
+
+
+# Fault: weights are read where they were before they moved; what cannot be launched is launched.
+def test_prepared_changes(library, monkeypatch):
+    monkeypatch.setattr(ops, "_is_for_gpu", lambda weight: weight.dtype is BF16)
+    gate = torch.nn.Parameter(torch.zeros(40, 64, dtype=BF16))
+    up, x = torch.zeros(40, 64, dtype=BF16), torch.zeros(5, 64, dtype=BF16)
+    prepared = ops.PreparedSwiglu(gate, up)
+    with torch.no_grad():
+        prepared(x)
+        old = gate.data
+        gate.data = torch.ones(40, 64, dtype=BF16)
+        prepared(x)
+        assert [call["gate"] for call in library.calls] == [old.data_ptr(), gate.data_ptr()]
+        assert prepared(x[:0]).shape == (0, 40)
+        with pytest.raises(ValueError, match="gate: expected shape"):
+            prepared(x[:, :32].contiguous())
+        gate.data = gate.data.float()
+        with pytest.raises(TypeError, match="float32"):
+            prepared(x)
+    gate.data = old
+    with pytest.raises(NotImplementedError, match="no_grad"):
+        prepared(x)
+    assert len(library.calls) == 2
+
+
 # Fault: a failed launch is taken for done, holds the lock for ever, or has an old message.
 def test_failure(library):
     x, weight = torch.zeros(5, 64, dtype=BF16), torch.zeros(40, 64, dtype=BF16)

@@ -83,18 +83,31 @@ def test_current_stream():
 
 
 # Fault: a captured launch keeps what was on the host, or two replays share memory.
-def test_graphs_on_two_streams():
+@pytest.mark.parametrize("device", ["cuda:0", pytest.param("cuda:1", marks=needs_two_gpus)])
+@pytest.mark.parametrize("options", [{}, {"schedule": "gate_first"}, {"alpha": 1.702}])
+def test_graphs_on_two_streams(device, options):
+    options = dict(options)
+    if "schedule" in options:
+        options["plan"] = ops.choose_plan(200, 896, 1040, schedule=options.pop("schedule"),
+                                          device=torch.device(device).index)
+    with torch.cuda.device(device):
+        check_graphs_on_two_streams(device, options)
+
+
+def check_graphs_on_two_streams(device, options):
+    semantics = {name: value for name, value in options.items() if name != "plan"}
     graphs = []
     for seed in (3, 4):
-        x = make_x(200, 896, dtype=BF16, device="cuda", seed=seed)
-        gate, up = make_weights(896, 1040, BF16, "cuda", seed=seed)
-        ops.swiglu(x, gate, up)
+        x = make_x(200, 896, dtype=BF16, device=device, seed=seed)
+        gate, up = make_weights(896, 1040, BF16, device, seed=seed)
+        ops.swiglu(x, gate, up, **options)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Without a stream of its own, a capture is on one of the first device that captured.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
             y = x
             for _ in range(20):
-                y = ops.swiglu(x, gate, up)
+                y = ops.swiglu(x, gate, up, **options)
         graphs.append((graph, x, gate, up, y, torch.cuda.Stream()))
     for round_idx in range(3):
         torch.cuda.synchronize()
@@ -105,7 +118,7 @@ def test_graphs_on_two_streams():
                 graph.replay()
         torch.cuda.synchronize()
         for graph, x, gate, up, y, stream in graphs:
-            assert_near(y, reference(x, gate, up), BF16)
+            assert_near(y, reference(x, gate, up, **semantics), BF16)
 
 
 # Fault: Inductor copies, reorders or breaks at the operator; a graph of reduce-overhead is stale.
@@ -154,13 +167,55 @@ def test_threads():
         assert_near(found, wanted, BF16)
 
 
-# Fault: a tensor of the second GPU is handled in the context or on the stream of the first.
+# Fault: a prepared product is another one, in a graph or for another number of tokens too.
+@pytest.mark.parametrize("device", ["cuda:0", pytest.param("cuda:1", marks=needs_two_gpus)])
+@pytest.mark.parametrize("options", [{}, {"rounding": "match_unfused"}, {"activation": "gelu"}])
+def test_prepared(device, options):
+    x, gate, up = case(300, 896, 1040, device=device)
+    prepared = ops.PreparedSwiglu(gate, up, **options)
+    with torch.inference_mode(), torch.cuda.device(device):
+        for rows in (300, 17, 300):
+            assert torch.equal(prepared(x[:rows]), ops.swiglu(x[:rows], gate, up, **options))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            y = prepared(x)
+        x.normal_()
+        graph.replay()
+        assert torch.equal(y, ops.swiglu(x, gate, up, **options))
+        padded = torch.zeros(300, 904, device=device, dtype=BF16)
+        padded[:, :896] = x
+        assert torch.equal(prepared(padded[:, :896]), y)
+        with pytest.raises(TypeError):
+            prepared(x.float())
+
+
+# Fault: a tensor of the second GPU is handled in the context or on the stream of the first, which
+# is the current one here, by whatever kernel is asked for.
 @needs_two_gpus
-def test_second_gpu():
+@pytest.mark.parametrize("options", [
+    {}, {"schedule": "cooperative"}, {"schedule": "pingpong"}, {"schedule": "gate_first"},
+    {"activation": "gelu"}, {"rounding": "match_unfused"}])
+def test_second_gpu(options):
+    options = dict(options)
+    if "schedule" in options:
+        options["plan"] = ops.choose_plan(200, 896, 1040, schedule=options.pop("schedule"),
+                                          device=1)
     x, gate, up = case(200, 896, 1040, device="cuda:1")
-    y = ops.swiglu(x, gate, up)
-    assert y.device == x.device and torch.cuda.current_device() == 0
-    assert_near(y, reference(x, gate, up), BF16)
+    expected = reference(x, gate, up, activation=options.get("activation", "silu"))
+    if "rounding" in options:
+        expected = (torch.nn.functional.silu(ops.linear(x, gate)) * ops.linear(x, up)).cpu()
+    found = []
+    # In this thread, and in one that never used a GPU.
+    ours = threading.Thread(target=lambda: found.append(ops.swiglu(x, gate, up, **options)))
+    ours.start()
+    ours.join()
+    found.append(ops.swiglu(x, gate, up, **options))
+    assert len(found) == 2 and torch.cuda.current_device() == 0
+    for y in found:
+        assert y.device == x.device
+        assert_near(y, expected, BF16)
+    with pytest.raises(ValueError):
+        ops.swiglu(x, gate.to("cuda:0"), up, **options)
 
 
 SEMANTICS = [{"activation": "gelu"}, {"activation": "gelu_tanh"}, {"activation": "relu"},

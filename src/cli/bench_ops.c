@@ -18,6 +18,7 @@ static const struct bench_ops_settings bench_ops_defaults = {
     .cpu = {.value = IMBREX_CPU_ALL},
     .num_pairs = {.value = 15},
     .replay_ms = {.value = 4.0},
+    .rest_ms = {.value = 1000.0},
     .near = {.value = 1.25},
     .baselines = {.value = BENCH_BASELINES_BOTH},
     .num_streams = {.value = 4},
@@ -210,7 +211,8 @@ static const struct option_spec bench_ops_options[] = {
      .group = "What",
      .help =
          "how much of Swish gate_first hides: its kernel beside the same with Swish serialised, "
-         "with Swish removed, and with the turn held but no Swish; gemm_swiglu on a GPU only",
+         "with Swish removed, and with the turn held but no Swish; from 32 pairs on, each share is "
+         "of the sums over a sixteenth of them; gemm_swiglu on a GPU only",
      .offset = offsetof(struct bench_ops_settings, hidden_share)},
     {.long_name = "trace",
      .argument = "FILE",
@@ -252,10 +254,18 @@ static const struct option_spec bench_ops_options[] = {
      .argument = "STATE",
      .type = OPTION_TYPE_CHOICE,
      .group = "How",
-     .help = "warm: cells follow each other; burst: a second of rest before each pair, which is at "
-             "most 10 ms long; sustained: after three seconds of work",
+     .help = "warm: cells follow each other; burst: a rest and an untimed call before each pair, "
+             "which is at most 10 ms long; sustained: after three seconds of work",
      .choices = clock_choices,
      .offset = offsetof(struct bench_ops_settings, clock)},
+    {.long_name = "rest-ms",
+     .argument = "MS",
+     .type = OPTION_TYPE_REAL,
+     .group = "How",
+     .help = "how long the GPU rests before each pair of --clock burst",
+     .min = 1,
+     .max = 60000,
+     .offset = offsetof(struct bench_ops_settings, rest_ms)},
     {.long_name = "energy-ms",
      .argument = "MS",
      .type = OPTION_TYPE_REAL,
@@ -516,6 +526,7 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
                   : settings->trace != NULL             ? "trace"
                   : settings->replay_ms.given           ? "replay-ms"
                   : settings->clock.given               ? "clock"
+                  : settings->rest_ms.given             ? "rest-ms"
                   : settings->energy_ms.given           ? "energy-ms"
                   : settings->group_m.given             ? "group-m"
                   : settings->no_overlap                ? "no-overlap"

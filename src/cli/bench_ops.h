@@ -40,7 +40,7 @@ enum bench_weights { BENCH_WEIGHTS_GATE_UP, BENCH_WEIGHTS_UP_GATE, BENCH_WEIGHTS
 
 enum bench_clock {
     BENCH_CLOCK_WARM,      /* one cell after the other */
-    BENCH_CLOCK_BURST,     /* each pair after a second of rest, at most 10 ms long */
+    BENCH_CLOCK_BURST,     /* each pair after a rest and a call, at most 10 ms long */
     BENCH_CLOCK_SUSTAINED, /* after three seconds of work */
 };
 
@@ -48,7 +48,7 @@ struct bench_ops_settings {
     const char *device, *shapes, *rows, *dtypes, *cublaslt, *output, *activations, *tuned, *trace;
     struct option_integer threads, cpu;
     struct option_integer op, plans, weights, clock, num_pairs, group_m, baselines, num_streams;
-    struct option_real replay_ms, energy_ms, near;
+    struct option_real replay_ms, rest_ms, energy_ms, near;
     struct option_integer rounding, interleave; /* enum imbrex_rounding; rows */
     bool numerics, no_overlap, no_roofs, portable, bias, hidden_share;
 };

@@ -9,7 +9,7 @@ import unittest
 from support import TestCase, run
 
 OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "baselines", "streams", "tuned",
-           "weights", "numerics", "pairs", "replay-ms", "clock", "energy-ms", "group-m",
+           "weights", "numerics", "pairs", "replay-ms", "clock", "rest-ms", "energy-ms", "group-m",
            "no-overlap", "portable", "cublaslt", "output", "help", "dtype", "cpu", "threads",
            "no-roofs", "activation", "rounding", "interleave", "bias", "hidden-share", "trace"}
 CPU_OPS = ["embedding", "rmsnorm", "qkv_proj", "rope_kv", "attention", "o_proj", "down_proj",
@@ -83,8 +83,8 @@ class BenchOps(TestCase):
     # Fault: an option of one device that the other one ignores.
     def test_options_of_the_other_device(self):
         for option in (["--plans", "all"], ["--weights", "separate"], ["--numerics"],
-                       ["--replay-ms", "1"], ["--clock", "burst"], ["--energy-ms", "1"],
-                       ["--group-m", "1"], ["--no-overlap"], ["--portable"],
+                       ["--replay-ms", "1"], ["--clock", "burst"], ["--rest-ms", "1"],
+                       ["--energy-ms", "1"], ["--group-m", "1"], ["--no-overlap"], ["--portable"],
                        ["--cublaslt", "x.so"], ["--op", "gemm"], ["--activation", "gelu"],
                        ["--interleave", "8"], ["--rounding", "match-unfused"], ["--bias"]):
             self.refused(["--device", "cpu", *option], option[0], "--device cuda")

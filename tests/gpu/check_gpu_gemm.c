@@ -2,7 +2,8 @@
 /* The Hopper kernels on a GPU, through the public API, against fp64 on the host: every variant and
  * cluster, odd shapes, strides, orders of gate and up, special values, graphs, a second GPU.
  * Skipped where there is none. With a number as its argument every number-th variant only, for
- * tools that make kernels slow; with `portable` only the kernels for other GPUs. */
+ * tools that make kernels slow; with `portable` only the kernels for other GPUs, with `second` only
+ * what needs a second GPU. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +16,9 @@
 #include "tests/gpu/gpu_matrix.h"
 #include "tests/gpu/gpu_session.h"
 
-/* The device was opened for portable kernels. */
+/* The device was opened for portable kernels, and which GPU it is. */
 static bool is_portable;
+static int device_idx;
 
 /* ---- the product and its reference ---- */
 
@@ -325,6 +327,15 @@ static bool is_gate_first(int32_t variant_idx)
     return strcmp(variant.schedule, "gate_first") == 0;
 }
 
+static struct imbrex_kernel_plan first_gate_first(void)
+{
+    struct imbrex_kernel_plan plan = {.cluster_m = 1, .cluster_n = 2, .group_m = 1};
+    while (!is_gate_first(plan.variant_idx)) {
+        plan.variant_idx++;
+    }
+    return plan;
+}
+
 /* The bits of d as a kernel that takes gate and up together has them; the caller's to free. */
 static uint16_t *bits_of_both_at_once(struct problem *problem,
                                       const struct imbrex_kernel_shape *shape)
@@ -483,58 +494,118 @@ static void check_special_values(void)
         /* 0 x infinity: the other element of the row makes the sum NaN. */
         double g = isinf(up) || isnan(up) ? NAN : (double)gate;
         double u = isinf(gate) || isnan(gate) ? NAN : (double)up;
-        double expected = g / (1.0 + exp(-g)) * u;
+        double silu = g / (1.0 + exp(-g)), expected = silu * u;
+        /* Where e^-gate is no more than a factor of 4 from the end of fp32, silu may be 0. */
+        double flushed = fabs(silu) < 0x1.6p-120 ? fabs(expected) : 0.0;
         for (int64_t j = 0; j < 8; j++) {
             problem.expected[i * 8 + j] = expected;
-            problem.bound[i * 8 + j] = fabs(expected) * (0x1p-8 + 0x1p-16) + 1e-37;
+            problem.bound[i * 8 + j] = fabs(expected) * (0x1p-8 + 0x1p-16) + flushed + 1e-37;
         }
     }
     check_plan(&problem, NULL, "special values");
     problem_destroy(&problem);
 }
 
-/* Catches work in a launch that a capture forbids (this device has launched nothing before), and a
- * graph that keeps what was in memory instead of where it lies. */
-static void check_graph(const struct imbrex_kernel_plan *plan)
+/* Two launches in a graph; NULL if any of it failed. */
+static CUgraphExec capture(const struct problem *problem, const struct imbrex_kernel_plan *plan)
 {
-    struct imbrex_device *used = device;
-    struct problem problem = problem_create(true, 200, 136, 128, 0, false);
     CUgraph graph = NULL;
     CUgraphExec replay = NULL;
-    char why[160] = "";
-
-    struct imbrex_device_options options = imbrex_device_options_default();
-    options.portable_kernels = is_portable;
-    require(imbrex_device_open(0, &options, &device, NULL) == IMBREX_STATUS_OK, "second open");
-    matrix_clear(&problem.d);
     bool is_ok = GPU_CALL(&gpu, stream_begin_capture, gpu.stream, CU_STREAM_CAPTURE_MODE_GLOBAL) &&
-                 run_rows(&problem, plan, 0, 200, NULL) == IMBREX_STATUS_OK &&
-                 run_rows(&problem, plan, 0, 200, NULL) == IMBREX_STATUS_OK;
+                 run_rows(problem, plan, 0, problem->m, NULL) == IMBREX_STATUS_OK &&
+                 run_rows(problem, plan, 0, problem->m, NULL) == IMBREX_STATUS_OK;
     is_ok = GPU_CALL(&gpu, stream_end_capture, gpu.stream, &graph) && is_ok &&
             GPU_CALL(&gpu, graph_instantiate, &replay, graph, 0);
-    for (int64_t i = 0; i < problem.k; i++) {
-        *matrix_at(&problem.a, 3, i) = bf16_from_float((float)random_normal());
-    }
-    matrix_upload(&problem.a);
-    make_reference(&problem);
-    is_ok = is_ok && GPU_CALL(&gpu, graph_launch, replay, gpu.stream);
-    if (is_ok) {
-        matrix_download(&problem.d);
-        is_ok = result_is_right(&problem, why, sizeof(why));
-    }
-    count(is_ok, "graph");
-    if (!is_ok) {
-        printf("graph: %s\n", why);
-    }
-    if (replay != NULL) {
-        (void)gpu.graph_exec_destroy(replay);
-    }
     if (graph != NULL) {
         (void)gpu.graph_destroy(graph);
     }
+    return is_ok ? replay : NULL;
+}
+
+/* Opens the device once more: one that has launched nothing yet. */
+static struct imbrex_device *open_anew(void)
+{
+    struct imbrex_device *opened = NULL;
+    struct imbrex_device_options options = imbrex_device_options_default();
+    options.portable_kernels = is_portable;
+    require(imbrex_device_open(device_idx, &options, &opened, NULL) == IMBREX_STATUS_OK,
+            "second open");
+    return opened;
+}
+
+/* Catches work in a launch that a capture forbids (this device has launched nothing before), a
+ * graph that keeps what was in memory instead of where it lies, and launches that share something
+ * with those of another graph that is replayed on another stream at the same time. */
+static void check_graphs(const struct imbrex_kernel_plan *plan)
+{
+    enum { NUM_GRAPHS = 2, NUM_REPLAYS = 50 };
+    static const int64_t sides[NUM_GRAPHS][3] = {{200, 136, 128}, {500, 1032, 320}};
+    struct imbrex_device *used = device;
+    struct problem problems[NUM_GRAPHS];
+    CUgraphExec replays[NUM_GRAPHS] = {NULL};
+    CUstream streams[NUM_GRAPHS] = {NULL};
+    char why[160] = "";
+    bool is_ok = true;
+
+    device = open_anew();
+    for (int i = 0; i < NUM_GRAPHS; i++) {
+        struct problem *problem = &problems[i];
+        *problem = problem_create(true, sides[i][0], sides[i][1], sides[i][2], 0, false);
+        matrix_clear(&problem->d);
+        replays[i] = capture(problem, plan);
+        is_ok = is_ok && replays[i] != NULL &&
+                GPU_CALL(&gpu, stream_create, &streams[i], CU_STREAM_NON_BLOCKING);
+        for (int64_t j = 0; j < problem->k; j++) {
+            *matrix_at(&problem->a, 3, j) = bf16_from_float((float)random_normal());
+        }
+        matrix_upload(&problem->a);
+        make_reference(problem);
+    }
+    for (int replay = 0; is_ok && replay < NUM_REPLAYS; replay++) {
+        for (int i = 0; i < NUM_GRAPHS; i++) {
+            is_ok = is_ok && GPU_CALL(&gpu, graph_launch, replays[i], streams[i]);
+        }
+    }
+    for (int i = 0; is_ok && i < NUM_GRAPHS; i++) {
+        is_ok = GPU_CALL(&gpu, stream_synchronize, streams[i]);
+    }
+    for (int i = 0; is_ok && i < NUM_GRAPHS; i++) {
+        matrix_download(&problems[i].d);
+        is_ok = result_is_right(&problems[i], why, sizeof(why));
+    }
+    count(is_ok, "graphs on two streams");
+    if (!is_ok) {
+        printf("graphs: %s\n", why);
+    }
+    for (int i = 0; i < NUM_GRAPHS; i++) {
+        if (replays[i] != NULL) {
+            (void)gpu.graph_exec_destroy(replays[i]);
+        }
+        if (streams[i] != NULL) {
+            (void)gpu.stream_destroy(streams[i]);
+        }
+        problem_destroy(&problems[i]);
+    }
     imbrex_device_close(device);
     device = used;
-    problem_destroy(&problem);
+}
+
+/* A launch by a thread whose context is another one, or none. */
+static void check_foreign_context(struct problem *problem, const struct imbrex_kernel_plan *plan,
+                                  CUcontext context, const char *name)
+{
+    CUcontext current = NULL;
+    char why[160] = "", what[300];
+
+    matrix_clear(&problem->d);
+    require(GPU_CALL(&gpu, ctx_set_current, context), "context");
+    bool is_right = run_rows(problem, plan, 0, problem->m, NULL) == IMBREX_STATUS_OK &&
+                    GPU_CALL(&gpu, ctx_get_current, &current) && current == context;
+    require(GPU_CALL(&gpu, ctx_set_current, gpu.context), "context");
+    matrix_download(&problem->d);
+    is_right = is_right && result_is_right(problem, why, sizeof(why));
+    snprintf(what, sizeof(what), "%s: %s", name, why);
+    count(is_right, what);
 }
 
 /* Catches a launch that needs a stream of the caller's, or a context that is current already; and
@@ -543,20 +614,12 @@ static void check_default_stream(void)
 {
     struct problem problem = problem_create(true, 70, 64, 64, 0, false);
     CUstream stream = gpu.stream;
-    CUcontext current = NULL;
-    char why[160] = "";
 
     make_reference(&problem);
     gpu.stream = NULL;
     check_plan(&problem, NULL, "default stream");
     gpu.stream = stream;
-    matrix_clear(&problem.d);
-    require(GPU_CALL(&gpu, ctx_set_current, NULL), "context");
-    bool is_right = run_rows(&problem, NULL, 0, problem.m, NULL) == IMBREX_STATUS_OK &&
-                    GPU_CALL(&gpu, ctx_get_current, &current) && current == NULL;
-    require(GPU_CALL(&gpu, ctx_set_current, gpu.context), "context");
-    matrix_download(&problem.d);
-    count(is_right && result_is_right(&problem, why, sizeof(why)), "no current context");
+    check_foreign_context(&problem, NULL, NULL, "no current context");
     problem_destroy(&problem);
 }
 
@@ -660,19 +723,16 @@ static void run_all(int variant_step)
 {
     /* First what only Hopper has. */
     if (!is_portable) {
-        struct imbrex_kernel_plan gate_first = {.cluster_m = 1, .cluster_n = 2, .group_m = 1};
-        while (!is_gate_first(gate_first.variant_idx)) {
-            gate_first.variant_idx++;
-        }
+        struct imbrex_kernel_plan plan = first_gate_first();
         check_gate_first(variant_step);
-        check_graph(&gate_first);
+        check_graphs(&plan);
     }
     check_variants(IMBREX_KERNEL_OP_GEMM_SWIGLU, variant_step);
     check_variants(IMBREX_KERNEL_OP_GEMM, variant_step);
     check_orders();
     check_same_bits();
     check_special_values();
-    check_graph(NULL);
+    check_graphs(NULL);
     check_default_stream();
     check_foreign_memory();
     if (variant_step == 1) {
@@ -686,11 +746,9 @@ static void run_all(int variant_step)
 static void check_portable(int variant_step)
 {
     struct imbrex_device *hopper = device;
-    struct imbrex_device_options options = imbrex_device_options_default();
     struct imbrex_device_info description;
-    options.portable_kernels = true;
-    require(imbrex_device_open(0, &options, &device, NULL) == IMBREX_STATUS_OK, "portable device");
     is_portable = true;
+    device = open_anew();
     run_all(variant_step);
     check_tile_bits();
     is_portable = false;
@@ -699,6 +757,29 @@ static void check_portable(int variant_step)
            (long long)description.kernel_image_bytes, (double)description.kernel_load_ns * 1e-6);
     imbrex_device_close(device);
     device = hopper;
+}
+
+/* Kernels of both ops on whichever GPU is the device, launched by a thread that uses the GPU of
+ * another context as well. */
+static void check_on_second_gpu(int variant_step, CUcontext context_of_first)
+{
+    struct problem problem = problem_create(true, 300, 264, 200, 0, false);
+    struct imbrex_kernel_plan plan = first_gate_first();
+    make_reference(&problem);
+    check_variants(IMBREX_KERNEL_OP_GEMM_SWIGLU, variant_step * 5);
+    check_variants(IMBREX_KERNEL_OP_GEMM, variant_step * 5);
+    check_orders();
+    check_graphs(NULL);
+    check_foreign_context(&problem, NULL, context_of_first, "context of the first GPU");
+    if (is_portable) {
+        check_tile_bits();
+    } else {
+        check_gate_first_on(&problem, false, variant_step);
+        check_graphs(&plan);
+        check_foreign_context(&problem, &plan, context_of_first,
+                              "gate_first, context of the first GPU");
+    }
+    problem_destroy(&problem);
 }
 
 /* Catches what works on the first GPU only: contexts, kernels and descriptors are each device's. */
@@ -714,10 +795,15 @@ static void check_second_gpu(int variant_step)
         return;
     }
     require(gpu_open(1, &gpu), "second GPU");
-    check_variants(IMBREX_KERNEL_OP_GEMM_SWIGLU, variant_step * 5);
-    check_orders();
-    struct problem problem = problem_create(true, 64, 64, 64, 0, false);
+    device_idx = 1;
     struct imbrex_device *second = device;
+    check_on_second_gpu(variant_step, first_gpu.context);
+    is_portable = true;
+    device = open_anew();
+    check_on_second_gpu(variant_step, first_gpu.context);
+    imbrex_device_close(device);
+    is_portable = false;
+    struct problem problem = problem_create(true, 64, 64, 64, 0, false);
     device = first;
     count(run_rows(&problem, NULL, 0, 64, &err) == IMBREX_STATUS_INVALID_ARGUMENT,
           "memory of the other GPU is refused");
@@ -726,6 +812,7 @@ static void check_second_gpu(int variant_step)
     imbrex_device_close(second);
     gpu_close(&gpu);
     device = first;
+    device_idx = 0;
     gpu = first_gpu;
     /* gpu_close left no context current. */
     require(GPU_CALL(&gpu, ctx_set_current, gpu.context), "context");
@@ -734,18 +821,31 @@ static void check_second_gpu(int variant_step)
 int main(int argc, char **argv)
 {
     int exit_code = 0;
-    bool is_portable_only = argc > 1 && strcmp(argv[1], "portable") == 0;
-    int variant_step = argc > 1 && !is_portable_only ? atoi(argv[1]) : 1;
+    int variant_step = 1;
+    bool is_portable_only = false, is_second_only = false;
 
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "portable") == 0) {
+            is_portable_only = true;
+        } else if (strcmp(argv[i], "second") == 0) {
+            is_second_only = true;
+        } else {
+            variant_step = atoi(argv[i]);
+        }
+    }
     if (!check_begin(&exit_code)) {
         return exit_code;
     }
     require(variant_step > 0, "argument");
-    if (!is_portable_only) {
+    if (!is_portable_only && !is_second_only) {
         run_all(variant_step);
+    }
+    if (!is_portable_only) {
         check_second_gpu(variant_step);
     }
-    check_portable(variant_step);
+    if (!is_second_only) {
+        check_portable(variant_step);
+    }
     struct imbrex_device_info description;
     imbrex_device_describe(device, &description);
     printf("%lld bytes of kernels loaded in %.2f ms\n", (long long)description.kernel_image_bytes,

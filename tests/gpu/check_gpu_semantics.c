@@ -792,29 +792,51 @@ static void check_two_streams(void)
     device = used;
 }
 
-/* Catches what works on the first GPU only. */
+/* On whichever GPU is the device, by a thread that uses the GPU of another context as well. */
+static void check_on_second_gpu(int step, CUcontext context_of_first)
+{
+    struct product product = product_create(129, 264, 192, 1.0);
+    struct semantics semantics = {.layout = LAYOUT_INTERLEAVED_8, .biases = BIASES_BOTH};
+    struct imbrex_gemm_swiglu_params params = params_of(&product, &semantics);
+
+    check_gatings(&product, LAYOUT_INTERLEAVED_1, BIASES_BY_1, step);
+    check_gatings(&product, LAYOUT_APART, BIASES_BOTH, step);
+    matrix_clear(&product.d);
+    require(GPU_CALL(&gpu, ctx_set_current, context_of_first), "context");
+    count(imbrex_gemm_swiglu(device, &params, NULL, gpu.stream, NULL) == IMBREX_STATUS_OK,
+          "context of the first GPU");
+    require(GPU_CALL(&gpu, ctx_set_current, gpu.context), "context");
+    matrix_download(&product.d);
+    check_values(&product, &semantics, "context of the first GPU");
+    product_destroy(&product);
+}
+
+/* Catches what works on the first GPU only, in the kernels of both kinds. */
 static void check_second_gpu(int step)
 {
     struct gpu first_gpu = gpu;
     struct imbrex_device *first = device;
     struct imbrex_error err = {0};
+    struct imbrex_device_options options = imbrex_device_options_default();
 
-    if (imbrex_device_open(1, NULL, &device, &err) != IMBREX_STATUS_OK) {
+    if (imbrex_device_open(1, &options, &device, &err) != IMBREX_STATUS_OK) {
         printf("1 check skipped, second GPU: %s\n", err.message);
         device = first;
         return;
     }
     require(gpu_open(1, &gpu), "second GPU");
-    struct product product = product_create(129, 264, 192, 1.0);
-    check_gatings(&product, LAYOUT_INTERLEAVED_1, BIASES_BY_1, step);
-    check_gatings(&product, LAYOUT_APART, BIASES_BOTH, step);
-    struct semantics semantics = {.layout = LAYOUT_INTERLEAVED_8, .biases = BIASES_BOTH};
+    check_on_second_gpu(step, first_gpu.context);
+    imbrex_device_close(device);
+    options.portable_kernels = true;
+    require(imbrex_device_open(1, &options, &device, NULL) == IMBREX_STATUS_OK, "portable device");
+    check_on_second_gpu(step, first_gpu.context);
+    struct product product = product_create(8, 8, 8, 1.0);
+    struct semantics semantics = {.layout = LAYOUT_GATE_UP};
     struct imbrex_gemm_swiglu_params params = params_of(&product, &semantics);
-    struct imbrex_device *second = device;
     count(imbrex_gemm_swiglu(first, &params, NULL, NULL, &err) == IMBREX_STATUS_INVALID_ARGUMENT,
           "memory of the other GPU is refused");
     product_destroy(&product);
-    imbrex_device_close(second);
+    imbrex_device_close(device);
     gpu_close(&gpu);
     device = first;
     gpu = first_gpu;
@@ -844,9 +866,16 @@ static void check_portable(int step)
 int main(int argc, char **argv)
 {
     int exit_code = 0;
-    bool is_portable_only = argc > 1 && strcmp(argv[1], "portable") == 0;
-    int step = argc > 1 && !is_portable_only ? atoi(argv[1]) : 1;
+    int step = 1;
+    bool is_portable_only = false;
 
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "portable") == 0) {
+            is_portable_only = true;
+        } else {
+            step = atoi(argv[i]);
+        }
+    }
     if (!check_begin(&exit_code)) {
         return exit_code;
     }

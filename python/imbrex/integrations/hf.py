@@ -57,11 +57,28 @@ class _Fused:
 
     _imbrex_activation: str
     _imbrex_rounding: str
-    _imbrex_min_tokens: int
+    _imbrex_min_elements: int  # of x
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.is_cuda and x.numel() < self._imbrex_min_tokens * x.shape[-1]:
+        if x.is_cuda and x.numel() < self._imbrex_min_elements:
             return super().forward(x)  # type: ignore
+        if torch.compiler.is_compiling():
+            return self._forward_of_graph(x)
+        # Dictionaries, not attributes: those of a module cost the host more than the launch.
+        modules = self._modules  # type: ignore
+        gate, up = modules["gate_proj"]._parameters, modules["up_proj"]._parameters
+        if gate.get("bias") is not None or up.get("bias") is not None:
+            return self._forward_of_graph(x)
+        prepared = self.__dict__.get("_imbrex_prepared")
+        if (prepared is None or prepared.gate is not gate.get("weight") or
+                prepared.up is not up.get("weight")):
+            prepared = self.__dict__["_imbrex_prepared"] = ops.PreparedSwiglu(
+                self.gate_proj.weight, self.up_proj.weight,  # type: ignore
+                activation=self._imbrex_activation, rounding=self._imbrex_rounding)
+        return modules["down_proj"](prepared(x))  # type: ignore
+
+    def _forward_of_graph(self, x: torch.Tensor) -> torch.Tensor:
+        """The same as an operator that a compiler sees."""
         gate, up = self.gate_proj, self.up_proj  # type: ignore
         gated = ops.swiglu(x, gate.weight, up.weight, gate_bias=gate.bias, up_bias=up.bias,
                            activation=self._imbrex_activation, rounding=self._imbrex_rounding)
@@ -69,7 +86,14 @@ class _Fused:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class has no name to be found by: copies and pickles make it anew.
-        return _new_fused, (type(self).__mro__[2],), dict(vars(self))
+        state = {name: value for name, value in vars(self).items() if name != "_imbrex_prepared"}
+        return _new_fused, (type(self).__mro__[2],), state
+
+
+def _set_options(module: Any, rounding: str, min_tokens: int) -> None:
+    module._imbrex_rounding = rounding
+    module._imbrex_min_elements = min_tokens * module.gate_proj.in_features
+    vars(module).pop("_imbrex_prepared", None)
 
 
 _fused_classes: dict[type, type] = {}
@@ -150,7 +174,7 @@ def patch(model: torch.nn.Module, *, rounding: str = "exact",
     report = PatchReport()
     for name, module in model.named_modules():
         if isinstance(module, _Fused):
-            module._imbrex_rounding, module._imbrex_min_tokens = rounding, min_tokens
+            _set_options(module, rounding, min_tokens)
             report.patched.append(name)
             continue
         if not _is_known(module):
@@ -161,7 +185,7 @@ def patch(model: torch.nn.Module, *, rounding: str = "exact",
             continue
         module.__class__ = _fused_class(type(module))
         module._imbrex_activation = _ACTIVATIONS[type(module.act_fn).__name__]
-        module._imbrex_rounding, module._imbrex_min_tokens = rounding, min_tokens
+        _set_options(module, rounding, min_tokens)
         report.patched.append(name)
     return report
 
@@ -171,7 +195,8 @@ def unpatch(model: torch.nn.Module) -> int:
     count = 0
     for module in model.modules():
         if isinstance(module, _Fused):
-            del module._imbrex_activation, module._imbrex_rounding, module._imbrex_min_tokens
+            del module._imbrex_activation, module._imbrex_rounding, module._imbrex_min_elements
+            vars(module).pop("_imbrex_prepared", None)
             module.__class__ = type(module).__mro__[2]
             count += 1
     return count

@@ -80,12 +80,12 @@ __device__ __forceinline__ tile_position tile_at(const struct gemm_tile_params &
     return tile;
 }
 
-/* silu(gate) in fp32: gate / (1 + e^-gate), infinities and NaN included. The factor 2^-8 keeps the
- * argument of the reciprocal where its result is a normal number. */
+/* silu(gate) in fp32: gate / (1 + e^-gate), infinities and NaN included. Below -87.33 it is -0
+ * instead of at most 1.03e-36, as the reciprocal is no normal number there. Scaling it would be a
+ * multiplication more: at the power limit each instruction here is time (docs/kernels.md). */
 __device__ __forceinline__ float swish(float gate)
 {
-    const float scaled = fmaf(exp2_approx(gate * -1.44269504f), 0x1p-8f, 0x1p-8f);
-    return gate * reciprocal_approx(scaled) * 0x1p-8f;
+    return gate * reciprocal_approx(1.0f + exp2_approx(gate * -1.44269504f));
 }
 
 /* One formula for all kernels: with the order of k, which is theirs in common too, it gives a row
