@@ -91,7 +91,15 @@ HAS_ZSTD := $(shell echo '\#include <zstd.h>' | $(CC) -E - >/dev/null 2>&1 && ec
 ifneq ($(HAS_ZSTD),)
 STATIC_LIBS += $(call static_or_shared,zstd)
 SHARED_LIBS += -lzstd
-PC_ZSTD := , libzstd
+PC_OPTIONAL := , libzstd
+endif
+
+# The remote KV tier is there if libhiredis is, else refused by name.
+HAS_HIREDIS := $(shell echo '\#include <hiredis/hiredis.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+ifneq ($(HAS_HIREDIS),)
+STATIC_LIBS += $(call static_or_shared,hiredis)
+SHARED_LIBS += -lhiredis
+PC_OPTIONAL += , hiredis
 endif
 
 # ---- sources: found by their folder -----------------------------------------------------------
@@ -100,6 +108,7 @@ LIB_SOURCES := $(wildcard src/base/*.c src/base/*.S src/ops/*.c src/ops/ref/*.c 
 ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 LIB_SOURCES := $(filter-out %_avx2.c %_avx512.c %_vnni.c %_bf16.c %_amx.c,$(LIB_SOURCES))
 endif
+LIB_SOURCES := $(filter-out src/kv/kv_remote_link$(if $(HAS_HIREDIS),_absent).c,$(LIB_SOURCES))
 CLI_SOURCES := $(wildcard src/cli/*.c)
 # imbrex bench measures ops that the public API does not have: linked with the library's objects.
 BENCH_CPU_SOURCES := $(wildcard bench/cpu/*.c)
@@ -459,7 +468,7 @@ install: check-prefix all
 	ln -sf libimbrex.so.$(VERSION) "$(LIB_TO)/$(SONAME)"
 	ln -sf $(SONAME) "$(LIB_TO)/libimbrex.so"
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-	    -e 's|@ZSTD@|$(PC_ZSTD)|' \
+	    -e 's|@OPTIONAL@|$(PC_OPTIONAL)|' \
 	    imbrex.pc.in > "$(LIB_TO)/pkgconfig/imbrex.pc"
 
 uninstall: check-prefix
