@@ -91,7 +91,7 @@ HAS_ZSTD := $(shell echo '\#include <zstd.h>' | $(CC) -E - >/dev/null 2>&1 && ec
 ifneq ($(HAS_ZSTD),)
 STATIC_LIBS += $(call static_or_shared,zstd)
 SHARED_LIBS += -lzstd
-PC_OPTIONAL := , libzstd
+PC_ZSTD := , libzstd
 endif
 
 # The remote KV tier is there if libhiredis is, else refused by name.
@@ -99,7 +99,7 @@ HAS_HIREDIS := $(shell echo '\#include <hiredis/hiredis.h>' | $(CC) -E - >/dev/n
 ifneq ($(HAS_HIREDIS),)
 STATIC_LIBS += $(call static_or_shared,hiredis)
 SHARED_LIBS += -lhiredis
-PC_OPTIONAL += , hiredis
+PC_HIREDIS := , hiredis
 endif
 
 # ---- sources: found by their folder -----------------------------------------------------------
@@ -468,7 +468,7 @@ install: check-prefix all
 	ln -sf libimbrex.so.$(VERSION) "$(LIB_TO)/$(SONAME)"
 	ln -sf $(SONAME) "$(LIB_TO)/libimbrex.so"
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-	    -e 's|@OPTIONAL@|$(PC_OPTIONAL)|' \
+	    -e 's|@ZSTD@|$(PC_ZSTD)$(PC_HIREDIS)|' \
 	    imbrex.pc.in > "$(LIB_TO)/pkgconfig/imbrex.pc"
 
 uninstall: check-prefix

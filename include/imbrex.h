@@ -398,7 +398,16 @@ struct imbrex_engine_options {
      * for their digest. */
     size_t kv_host_bytes;
     const char *kv_disk_path;
-    size_t kv_disk_bytes;  /* that the folder may grow to */
+    size_t kv_disk_bytes; /* that the folder may grow to */
+    /* A Redis or Valkey server that blocks go to as well, for other engines of the same model and
+     * for those that come after: redis://[[USER]:PASSWORD@]HOST[:PORT][/DB][?ttl=SECONDS]
+     * [&zstd=LEVEL]; NULL: none. An engine runs without it as long as it is not there. All weights
+     * are read once for their digest. UNSUPPORTED in a build without hiredis.
+     * kv_remote_secret_path: a file of 32 bytes or more that these engines share and nobody else
+     * has; NULL: none, and whoever may write to the server may make the engines take wrong blocks
+     * (docs/kv-cache.md). */
+    const char *kv_remote_url;
+    const char *kv_remote_secret_path;
     uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
     /* Where the model runs: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": a GPU if there is
      * one that can, else the CPU, with a note in the log. NULL: "cpu". */
@@ -692,8 +701,9 @@ struct imbrex_request_metrics {
     int32_t num_prompt_tokens;
     int32_t num_generated_tokens; /* of all choices, end tokens counted */
     int32_t num_cached_tokens;    /* of the prompt, found in the prefix cache */
-    /* Of these, the ones that came up from RAM, or from the disk, since they were last used. */
-    int32_t num_host_tokens, num_disk_tokens;
+    /* Of these, the ones that came up from RAM, the disk or the server since they were last used.
+     */
+    int32_t num_host_tokens, num_disk_tokens, num_remote_tokens;
     int32_t num_preemptions; /* times its KV blocks were taken away */
     int64_t queue_ns;        /* submit to the first step, or to the end without one */
     int64_t prefill_ns;      /* first step to the first token, or to the end without one */
@@ -731,11 +741,13 @@ struct imbrex_engine_metrics {
     /* Prompt tokens that the prefix cache was asked for, and those it had; of each request the
      * first time that it ran. */
     uint64_t num_queried_tokens, num_cached_tokens;
-    uint64_t num_host_tokens, num_disk_tokens; /* of the cached ones, as imbrex_request_metrics */
-    uint64_t num_kv_demoted;                   /* blocks copied down from the first tier */
-    uint64_t num_kv_lost;   /* blocks that went while no tier below had a copy or room for one */
-    uint64_t num_kv_faults; /* blocks lost to a disk or copy that failed, damaged ones too */
-    uint64_t kv_wait_ns;    /* time that the next request waited for blocks on their way */
+    /* Of the cached ones, as in imbrex_request_metrics. */
+    uint64_t num_host_tokens, num_disk_tokens, num_remote_tokens;
+    uint64_t num_kv_demoted; /* blocks copied down from the first tier */
+    uint64_t num_kv_lost;    /* blocks that went while no tier below had a copy or room for one */
+    uint64_t
+        num_kv_faults;   /* blocks lost to a disk, server or copy that failed, damaged ones too */
+    uint64_t kv_wait_ns; /* time that the next request waited for blocks on their way */
     uint64_t num_key_collisions; /* equal keys of different tokens, seen and not taken for a hit */
     uint64_t num_steps, num_failed_steps;
     uint64_t num_bad_logits; /* rows that were not finite */
@@ -743,6 +755,7 @@ struct imbrex_engine_metrics {
     int64_t num_running, num_waiting;       /* sequences */
     int64_t kv_num_blocks, kv_num_free;     /* free: those that can be given out, cached ones too */
     int64_t kv_host_blocks, kv_disk_blocks; /* that can be found there */
+    int64_t kv_remote_up;                   /* 1: the server answers */
     /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
      * pass: planning, sampling, events. Of a GPU forward time is that of all its work for a step,
      * from when it was given or the step before was done, and overhead is a step without what the

@@ -206,8 +206,9 @@ static void print_tiers(const struct imbrex_memory_plan *plan, const struct load
         return;
     }
     print_label("");
-    output_printf("of them %" PRIu64 " from RAM, %" PRIu64 " from disk, waited for ",
-                  result->num_host_tokens, result->num_disk_tokens);
+    output_printf("of them %" PRIu64 " from RAM, %" PRIu64 " from disk, %" PRIu64
+                  " from the remote tier, waited for ",
+                  result->num_host_tokens, result->num_disk_tokens, result->num_remote_tokens);
     print_number("", (double)result->kv_wait_ns / 1e6, " ms");
     output_printf("\n");
     print_label("");
@@ -463,9 +464,9 @@ static json_t *json_result(const struct load_result *result)
         json_count(result->num_queried_tokens), "cached_tokens",
         json_count(result->num_cached_tokens), "cached_share", cached_share(result), "host_tokens",
         json_count(result->num_host_tokens), "disk_tokens", json_count(result->num_disk_tokens),
-        "kv_demoted", json_count(result->num_kv_demoted), "kv_lost",
-        json_count(result->num_kv_lost), "kv_faults", json_count(result->num_kv_faults),
-        "kv_wait_ns", json_count(result->kv_wait_ns));
+        "remote_tokens", json_count(result->num_remote_tokens), "kv_demoted",
+        json_count(result->num_kv_demoted), "kv_lost", json_count(result->num_kv_lost), "kv_faults",
+        json_count(result->num_kv_faults), "kv_wait_ns", json_count(result->kv_wait_ns));
 
     for (size_t i = 0; i < NUM_MEASURES && root != NULL; i++) {
         if (json_object_set_new(root, measures[i].key, json_summary(measure_of(result, i))) != 0) {

@@ -306,14 +306,23 @@ void kv_remote_log_faults(struct kv_remote *remote, const struct log *log, int64
         (remote->has_logged && now_ns - remote->last_log_ns < LOG_INTERVAL_NS)) {
         return;
     }
-    log_write(log, IMBREX_LOG_LEVEL_WARNING,
-              "KV remote %s:%" PRId32 "/%" PRId32 ": %" PRIu64
-              " blocks were lost and are computed again: %" PRIu64 " not answered, %" PRIu64
-              " answered with an error, %" PRIu64 " damaged; %" PRIu64
-              " times no connection, or a broken one; it is %s; last: %s",
-              remote->url.host, remote->url.port, remote->url.database, num_faults,
-              metrics.num_dropped, metrics.num_errors, metrics.num_damaged, metrics.num_failures,
-              metrics.is_up ? "there now" : "not there now", failure);
+    if (num_faults == 0) {
+        log_write(log, IMBREX_LOG_LEVEL_WARNING,
+                  "KV remote %s:%" PRId32 "/%" PRId32 ": %" PRIu64
+                  " times no connection, or a broken one; it is %s; last: %s",
+                  remote->url.host, remote->url.port, remote->url.database, metrics.num_failures,
+                  metrics.is_up ? "there now" : "not there now, and done without", failure);
+    } else {
+        log_write(log, IMBREX_LOG_LEVEL_WARNING,
+                  "KV remote %s:%" PRId32 "/%" PRId32 ": %" PRIu64
+                  " blocks were lost and are computed again: %" PRIu64 " not answered, %" PRIu64
+                  " answered with an error, %" PRIu64 " damaged; %" PRIu64
+                  " times no connection, or a broken one; it is %s; last: %s",
+                  remote->url.host, remote->url.port, remote->url.database, num_faults,
+                  metrics.num_dropped, metrics.num_errors, metrics.num_damaged,
+                  metrics.num_failures,
+                  metrics.is_up ? "there now" : "not there now, and done without", failure);
+    }
     remote->num_logged = num_to_log;
     remote->last_log_ns = now_ns;
     remote->has_logged = true;
