@@ -15,7 +15,7 @@
 
 #include "tests/test.h"
 
-enum { MAX_CLIENTS = 16, MAX_VALUES = 1024, MAX_PARTS = 8, LAST_BYTES = 256 };
+enum { MAX_CLIENTS = 16, MAX_VALUES = 8192, MAX_PARTS = 8, LAST_BYTES = 256 };
 
 struct bytes {
     char *bytes;
@@ -305,7 +305,7 @@ static bool read_number(const struct bytes *in, size_t *at, char mark, size_t *n
 static bool run_commands(struct fake_redis *redis, struct client *client)
 {
     for (;;) {
-        struct part parts[MAX_PARTS];
+        struct part parts[MAX_PARTS] = {{0}};
         size_t at = 0, num_parts = 0;
         if (client->in.num_bytes == 0 || !read_number(&client->in, &at, '*', &num_parts)) {
             return true;
