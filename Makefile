@@ -330,7 +330,8 @@ $(BUILD)/imbrex: $(CLI_OBJECTS) $(OBJ)/imbrex-bench.o
 LINK_TEST = $(call QUIET,link) $(CC) $(LINK_OPTIONS) $(filter %.o,$^) $(filter %.a,$^) -o $@
 
 # --wrap sees the calls of imbrex, jansson and utf8proc, not those inside cmocka and libc.
-WRAP := $(foreach f,malloc calloc realloc free mmap munmap pthread_create read open,-Wl,--wrap=$(f))
+WRAP := $(foreach f,malloc calloc realloc free strdup mmap munmap pthread_create read open, \
+    -Wl,--wrap=$(f))
 
 $(UNIT): $(call objects,$(UNIT_SOURCES) $(if $(filter 1,$(CUDA)),bench/cuda/kernel_trace.c)) \
     $(TEST_LIB)
@@ -350,6 +351,7 @@ $(GOLDENS): $(BUILD)/tests/%: $(OBJ)/tests/golden/%.o $(call objects,$(GOLDEN_SH
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 $(FAULTS): $(BUILD)/tests/%: $(OBJ)/tests/fault/%.o $(call objects,$(FAULT_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) $(WRAP) -lcmocka $(STATIC_LIBS)
+$(BUILD)/tests/fault_kv_remote: $(OBJ)/tests/kv/fake_redis.o
 $(SOAKS): $(BUILD)/tests/%: $(OBJ)/tests/soak/%.o $(OBJ)/tests/engine/request_cases.o $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 

@@ -140,7 +140,8 @@ class RequestMetrics(ctypes.Structure):
     _fields_ = [
         ("num_prompt_tokens", c_int32), ("num_generated_tokens", c_int32),
         ("num_cached_tokens", c_int32), ("num_host_tokens", c_int32),
-        ("num_disk_tokens", c_int32), ("num_remote_tokens", c_int32), ("num_preemptions", c_int32), ("queue_ns", c_int64),
+        ("num_disk_tokens", c_int32), ("num_remote_tokens", c_int32),
+        ("num_preemptions", c_int32), ("queue_ns", c_int64),
         ("prefill_ns", c_int64), ("decode_ns", c_int64), ("ttft_ns", c_int64),
         ("finish_reason", c_enum),
     ]

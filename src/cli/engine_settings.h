@@ -191,9 +191,9 @@ extern const struct option_choice engine_ablations[];
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
      .help = "a Redis or Valkey server for the same, which engines of " \
-             "one model may share: "                                   \
-             "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]"              \
-             "[?ttl=SECONDS][&zstd=LEVEL]",                            \
+             "one model may share: redis://:PASSWORD@HOST:PORT/DB, of " \
+             "which HOST alone must be there, and "                    \
+             "?ttl=SECONDS&zstd=LEVEL behind it",                      \
      .default_text = "none",                                           \
      .offset = offsetof(settings, engine.kv_remote)},                  \
     {.long_name = "kv-remote-secret",                                  \
@@ -220,8 +220,9 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
                               const struct imbrex_model *model,
                               char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options);
-/* Sets what --kv-host, --kv-disk, --kv-remote and --kv-remote-secret say. The folder's name is written to kv_folder, which the
- * options point to then; NULL: there is no --kv-disk. Returns an exit code. */
+/* Sets what --kv-host, --kv-disk, --kv-remote and --kv-remote-secret say. The folder's name is
+ * written to kv_folder, which the options point to then; NULL: there is no --kv-disk. Returns an
+ * exit code. */
 int engine_settings_choose_tiers(const struct engine_settings *settings,
                                  char kv_folder[ENGINE_MAX_PATH_BYTES],
                                  struct imbrex_engine_options *options);

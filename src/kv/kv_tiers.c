@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "kv/kv_host.h"
 
-/* Without a host tier: so many slots, room for its jobs and for as many blocks that wait for one. */
+/* Without a host tier: so many slots, room for a disk's jobs and as many blocks that wait. */
 #define NUM_PASSING_SLOTS (2 * KV_DISK_MAX_JOBS)
 #define MAX_FETCHES 32 /* so that a nearer request never waits for more */
 #define NUM_BATCHES 4  /* of copies under way, each way */

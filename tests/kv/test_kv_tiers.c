@@ -457,8 +457,8 @@ static void test_walk_with_faults(void **state)
 }
 
 /* The same with a server below, beside a disk and alone, that is well, and that does wrong in every
- * way. Catches: a slot that is filled by one and forgotten by the other, a request that waits for an
- * answer that does not come, a block of the server that is not what was sent. */
+ * way. Catches: a slot that is filled by one and forgotten by the other, a request that waits for
+ * an answer that does not come, a block of the server that is not what was sent. */
 static void test_walk_with_remote(void **state)
 {
     (void)state;
