@@ -94,12 +94,21 @@ SHARED_LIBS += -lzstd
 PC_ZSTD := , libzstd
 endif
 
+# The remote KV tier is there if libhiredis is, else refused by name.
+HAS_HIREDIS := $(shell echo '\#include <hiredis/hiredis.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+ifneq ($(HAS_HIREDIS),)
+STATIC_LIBS += $(call static_or_shared,hiredis)
+SHARED_LIBS += -lhiredis
+PC_HIREDIS := , hiredis
+endif
+
 # ---- sources: found by their folder -----------------------------------------------------------
 LIB_SOURCES := $(wildcard src/base/*.c src/base/*.S src/ops/*.c src/ops/ref/*.c src/ops/cpu/*.c \
     src/jinja/*.c src/model/*.c src/kv/*.c src/engine/*.c src/sim/*.c)
 ifeq ($(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 LIB_SOURCES := $(filter-out %_avx2.c %_avx512.c %_vnni.c %_bf16.c %_amx.c,$(LIB_SOURCES))
 endif
+LIB_SOURCES := $(filter-out src/kv/kv_remote_link$(if $(HAS_HIREDIS),_absent).c,$(LIB_SOURCES))
 CLI_SOURCES := $(wildcard src/cli/*.c)
 # imbrex bench measures ops that the public API does not have: linked with the library's objects.
 BENCH_CPU_SOURCES := $(wildcard bench/cpu/*.c)
@@ -321,7 +330,8 @@ $(BUILD)/imbrex: $(CLI_OBJECTS) $(OBJ)/imbrex-bench.o
 LINK_TEST = $(call QUIET,link) $(CC) $(LINK_OPTIONS) $(filter %.o,$^) $(filter %.a,$^) -o $@
 
 # --wrap sees the calls of imbrex, jansson and utf8proc, not those inside cmocka and libc.
-WRAP := $(foreach f,malloc calloc realloc free mmap munmap pthread_create read open,-Wl,--wrap=$(f))
+WRAP := $(foreach f,malloc calloc realloc free strdup mmap munmap pthread_create read open, \
+    -Wl,--wrap=$(f))
 
 $(UNIT): $(call objects,$(UNIT_SOURCES) $(if $(filter 1,$(CUDA)),bench/cuda/kernel_trace.c)) \
     $(TEST_LIB)
@@ -341,6 +351,7 @@ $(GOLDENS): $(BUILD)/tests/%: $(OBJ)/tests/golden/%.o $(call objects,$(GOLDEN_SH
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 $(FAULTS): $(BUILD)/tests/%: $(OBJ)/tests/fault/%.o $(call objects,$(FAULT_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) $(WRAP) -lcmocka $(STATIC_LIBS)
+$(BUILD)/tests/fault_kv_remote: $(OBJ)/tests/kv/fake_redis.o
 $(SOAKS): $(BUILD)/tests/%: $(OBJ)/tests/soak/%.o $(OBJ)/tests/engine/request_cases.o $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 
@@ -459,7 +470,7 @@ install: check-prefix all
 	ln -sf libimbrex.so.$(VERSION) "$(LIB_TO)/$(SONAME)"
 	ln -sf $(SONAME) "$(LIB_TO)/libimbrex.so"
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-	    -e 's|@ZSTD@|$(PC_ZSTD)|' \
+	    -e 's|@ZSTD@|$(PC_ZSTD)$(PC_HIREDIS)|' \
 	    imbrex.pc.in > "$(LIB_TO)/pkgconfig/imbrex.pc"
 
 uninstall: check-prefix

@@ -403,6 +403,15 @@ struct imbrex_engine_options {
      * expects to be asked for, when no request waits for any; 0..100, 0: none. The default is 50;
      * "predictive" and "seed" are the policies that expect something. */
     int32_t kv_prefetch_percent;
+    /* A Redis or Valkey server that blocks go to as well, for other engines of the same model and
+     * for those that come after: redis://[[USER]:PASSWORD@]HOST[:PORT][/DB][?ttl=SECONDS]
+     * [&zstd=LEVEL]; NULL: none. An engine runs without it as long as it is not there. All weights
+     * are read once for their digest. UNSUPPORTED in a build without hiredis.
+     * kv_remote_secret_path: a file of 32 bytes or more that these engines share and nobody else
+     * has; NULL: none, and whoever may write to the server may make the engines take wrong blocks
+     * (docs/kv-cache.md). */
+    const char *kv_remote_url;
+    const char *kv_remote_secret_path;
     uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
     /* Where the model runs: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": a GPU if there is
      * one that can, else the CPU, with a note in the log. NULL: "cpu". */
@@ -696,8 +705,9 @@ struct imbrex_request_metrics {
     int32_t num_prompt_tokens;
     int32_t num_generated_tokens; /* of all choices, end tokens counted */
     int32_t num_cached_tokens;    /* of the prompt, found in the prefix cache */
-    /* Of these, the ones that came up from RAM, or from the disk, since they were last used. */
-    int32_t num_host_tokens, num_disk_tokens;
+    /* Of these, the ones that came up from RAM, the disk or the server since they were last used.
+     */
+    int32_t num_host_tokens, num_disk_tokens, num_remote_tokens;
     int32_t num_preemptions; /* times its KV blocks were taken away */
     int64_t queue_ns;        /* submit to the first step, or to the end without one */
     int64_t prefill_ns;      /* first step to the first token, or to the end without one */
@@ -735,10 +745,12 @@ struct imbrex_engine_metrics {
     /* Prompt tokens that the prefix cache was asked for, and those it had; of each request the
      * first time that it ran. */
     uint64_t num_queried_tokens, num_cached_tokens;
-    uint64_t num_host_tokens, num_disk_tokens; /* of the cached ones, as imbrex_request_metrics */
-    uint64_t num_kv_demoted;                   /* blocks copied down from the first tier */
-    uint64_t num_kv_lost;   /* blocks that went while no tier below had a copy or room for one */
-    uint64_t num_kv_faults; /* blocks lost to a disk or copy that failed, damaged ones too */
+    /* Of the cached ones, as in imbrex_request_metrics. */
+    uint64_t num_host_tokens, num_disk_tokens, num_remote_tokens;
+    uint64_t num_kv_demoted; /* blocks copied down from the first tier */
+    uint64_t num_kv_lost;    /* blocks that went while no tier below had a copy or room for one */
+    uint64_t
+        num_kv_faults; /* blocks lost to a disk, server or copy that failed, damaged ones too */
     /* Blocks brought up before anybody asked for them; of these, used by a request, and forgotten
      * unused. */
     uint64_t num_kv_ahead, num_kv_ahead_used, num_kv_ahead_wasted;
@@ -754,6 +766,7 @@ struct imbrex_engine_metrics {
      * prompts were lately; 0: unknown. A request waits for blocks no longer than computing them
      * would take. */
     int64_t kv_block_ns, kv_recompute_ns;
+    int64_t kv_remote_up; /* 1: the server answers */
     /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
      * pass: planning, sampling, events. Of a GPU forward time is that of all its work for a step,
      * from when it was given or the step before was done, and overhead is a step without what the

@@ -65,6 +65,7 @@ has_tool ar || need binutils
 { [ -n "$cc" ] && has_library "$cc" openssl/sha.h -lcrypto; } || need libssl-dev
 { [ -n "$cc" ] && has_library "$cc" zstd.h -lzstd; } || need libzstd-dev
 { [ -n "$cc" ] && has_library "$cc" xxhash.h; } || need libxxhash-dev
+{ [ -n "$cc" ] && has_library "$cc" hiredis/hiredis.h -lhiredis; } || need libhiredis-dev
 
 if [ "$level" != build ]; then
     cmocka_headers="stdarg.h stddef.h stdint.h setjmp.h cmocka.h"
@@ -72,6 +73,8 @@ if [ "$level" != build ]; then
     has_tool python3 || need python3
     has_tool c++ || has_tool g++ || has_tool clang++ || need g++
     has_tool pkg-config || need pkg-config
+    # Tests start their own; the one that the package may start is left alone.
+    has_tool redis-server || need redis-server
     # The package's tests look for them in the same two places.
     { has_module python3 pytest || has_module /usr/bin/python3 pytest; } || need python3-pytest
     { has_module python3 ensurepip || has_module /usr/bin/python3 ensurepip; } || need python3-venv

@@ -74,7 +74,8 @@ class EngineOptions(ctypes.Structure):
         ("max_running", c_int32), ("max_step_tokens", c_int32), ("max_waiting", c_int32),
         ("priority_step_ns", c_int64), ("batch_invariant", c_enum), ("kv_policy", c_char_p),
         ("kv_host_bytes", c_size_t), ("kv_disk_path", c_char_p), ("kv_disk_bytes", c_size_t),
-        ("kv_prefetch_percent", c_int32), ("cpu_features", c_uint32), ("device", c_char_p),
+        ("kv_prefetch_percent", c_int32), ("kv_remote_url", c_char_p),
+        ("kv_remote_secret_path", c_char_p), ("cpu_features", c_uint32), ("device", c_char_p),
         ("compute", c_enum),
         ("tuned", c_char_p), ("tuned_is_optional", c_bool), ("ablations", c_uint32),
         ("load_progress", c_void_p), ("load_user", c_void_p),
@@ -140,7 +141,8 @@ class RequestMetrics(ctypes.Structure):
     _fields_ = [
         ("num_prompt_tokens", c_int32), ("num_generated_tokens", c_int32),
         ("num_cached_tokens", c_int32), ("num_host_tokens", c_int32),
-        ("num_disk_tokens", c_int32), ("num_preemptions", c_int32), ("queue_ns", c_int64),
+        ("num_disk_tokens", c_int32), ("num_remote_tokens", c_int32),
+        ("num_preemptions", c_int32), ("queue_ns", c_int64),
         ("prefill_ns", c_int64), ("decode_ns", c_int64), ("ttft_ns", c_int64),
         ("finish_reason", c_enum),
     ]

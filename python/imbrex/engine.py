@@ -643,6 +643,8 @@ class Engine(_Uncopyable):
     kv_host_bytes, kv_disk_path, kv_disk_bytes: where blocks go that the cache has no room for: RAM,
         and a folder that a later engine finds again.
     kv_prefetch_percent: of the time for copies up, for blocks that the policy expects; 0: none.
+    kv_remote_url, kv_remote_secret_path: a Redis or Valkey server for the same, which engines of
+        one model may share, and a file of 32 bytes or more that only they have.
     tuned: a file or folder of plans that `imbrex tune` measured; refused if the model then runs on
         the CPU.
     batch_invariant: whether a request's bits may not depend on others; None: on on a CPU.
@@ -656,6 +658,7 @@ class Engine(_Uncopyable):
                  kv_policy: Optional[str] = None, kv_host_bytes: int = 0,
                  kv_disk_path: Optional[Path] = None, kv_disk_bytes: int = 0,
                  kv_prefetch_percent: int = 50,
+                 kv_remote_url: Optional[str] = None, kv_remote_secret_path: Optional[Path] = None,
                  tuned: Optional[Path] = None, batch_invariant: Optional[bool] = None,
                  compute: str = "auto") -> None:
         self._lib = library()
@@ -675,6 +678,8 @@ class Engine(_Uncopyable):
                               "kv_prefetch_percent": kv_prefetch_percent})
         options.kv_policy = _c_text(kv_policy, "kv_policy")
         options.kv_disk_path = _c_path(kv_disk_path, "kv_disk_path")
+        options.kv_remote_url = _c_text(kv_remote_url, "kv_remote_url")
+        options.kv_remote_secret_path = _c_path(kv_remote_secret_path, "kv_remote_secret_path")
         options.tuned = _c_path(tuned, "tuned")
         options.device = _c_text(device, "device")
         err = _abi.Error()

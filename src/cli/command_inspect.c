@@ -51,7 +51,8 @@ struct inspection {
     struct imbrex_request_options sampling;
     struct imbrex_memory_plan plan;
     const char *kv_policy;
-    char tuned[1024]; /* plans of a GPU: which are in use, or why none are; "": on a CPU */
+    const char *kv_remote; /* the address without its login; NULL: none */
+    char tuned[1024];      /* plans of a GPU: which are in use, or why none are; "": on a CPU */
     const struct imbrex_tokenizer *tokenizer; /* NULL: there is none */
     const struct imbrex_tensor_info *tensors; /* [num_tensors] */
     int32_t num_tensors;
@@ -315,6 +316,9 @@ static void print_plan(const struct inspection *inspection)
         if (plan->kv_disk_bytes > 0) {
             print_size("  disk", plan->kv_disk_bytes, ", KV blocks, at most");
         }
+        if (inspection->kv_remote != NULL) {
+            print_string("  remote", inspection->kv_remote);
+        }
     }
 }
 
@@ -416,21 +420,22 @@ static json_t *json_plan(const struct inspection *inspection)
 {
     const struct imbrex_memory_plan *plan = &inspection->plan;
 
-    return json_pack("{s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:i, s:i, "
-                     "s:s, s:o, s:o, s:o, s:o, s:o}",
-                     "device", plan->device, "device_idx", (int)plan->device_idx, "compute",
-                     plan->compute, "context_size", (int)plan->context_size, "max_step_tokens",
-                     (int)plan->max_step_tokens, "max_running", (int)plan->max_running,
-                     "max_waiting", (int)plan->max_waiting, "num_threads", (int)plan->num_threads,
-                     "kernels", plan->kernels, "weight_bytes", json_size(plan->weight_bytes),
-                     "converted_bytes", json_size(plan->converted_bytes), "device_weight_bytes",
-                     json_size(plan->device_weight_bytes), "kv_bytes", json_size(plan->kv_bytes),
-                     "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks",
-                     (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy,
-                     "activation_bytes", json_size(plan->activation_bytes), "batch_bytes",
-                     json_size(plan->batch_bytes), "kv_host_bytes", json_size(plan->kv_host_bytes),
-                     "kv_disk_bytes", json_size(plan->kv_disk_bytes), "tuned",
-                     inspection->tuned[0] != '\0' ? json_path(inspection->tuned) : json_null());
+    return json_pack(
+        "{s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:i, s:i, "
+        "s:s, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "device", plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
+        "context_size", (int)plan->context_size, "max_step_tokens", (int)plan->max_step_tokens,
+        "max_running", (int)plan->max_running, "max_waiting", (int)plan->max_waiting, "num_threads",
+        (int)plan->num_threads, "kernels", plan->kernels, "weight_bytes",
+        json_size(plan->weight_bytes), "converted_bytes", json_size(plan->converted_bytes),
+        "device_weight_bytes", json_size(plan->device_weight_bytes), "kv_bytes",
+        json_size(plan->kv_bytes), "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks",
+        (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy, "activation_bytes",
+        json_size(plan->activation_bytes), "batch_bytes", json_size(plan->batch_bytes),
+        "kv_host_bytes", json_size(plan->kv_host_bytes), "kv_disk_bytes",
+        json_size(plan->kv_disk_bytes), "kv_remote",
+        inspection->kv_remote != NULL ? json_path(inspection->kv_remote) : json_null(), "tuned",
+        inspection->tuned[0] != '\0' ? json_path(inspection->tuned) : json_null());
 }
 
 static json_t *json_tensor(const struct imbrex_tensor_info *tensor)
@@ -575,6 +580,19 @@ static int describe_tuned(const struct imbrex_engine_options *options,
     return EXIT_CODE_OK;
 }
 
+/* What is behind the password, which is nobody's to see. */
+static const char *without_login(const char *url)
+{
+    const char *place = NULL;
+
+    for (const char *at = url; at != NULL && *at != '\0' && *at != '?'; at++) {
+        if (*at == '@' || (place == NULL && strncmp(at, "://", 3) == 0)) {
+            place = at + (*at == '@' ? 1 : 3);
+        }
+    }
+    return place;
+}
+
 static int inspect(const struct inspect_settings *settings, const struct imbrex_model *model)
 {
     struct inspection inspection = {
@@ -595,6 +613,7 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
         return exit_code;
     }
     inspection.kv_policy = options.kv_policy;
+    inspection.kv_remote = without_login(options.kv_remote_url);
     exit_code = engine_settings_plan(model, &options, &inspection.plan);
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;

@@ -273,7 +273,7 @@ static int run_steps(struct run_state *state, const char *model)
         signals_watch_interrupts();
         signals_hold_interrupts();
         struct engine_settings engine = settings->engine;
-        if (engine.kv_host != NULL || engine.kv_disk != NULL) {
+        if (engine_settings_has_tiers(&engine)) {
             engine.kv_policy = ENGINE_KV_POLICY_DEFAULT;
         }
         exit_code = session_create_engine(&state->session, &engine, (int64_t)state->num_prompt_ids,

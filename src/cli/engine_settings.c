@@ -287,7 +287,15 @@ int engine_settings_choose_tiers(const struct engine_settings *settings,
         exit_code = read_kv_disk(settings->kv_disk, kv_folder, &options->kv_disk_bytes);
         options->kv_disk_path = kv_folder;
     }
+    options->kv_remote_url = settings->kv_remote;
+    options->kv_remote_secret_path = settings->kv_remote_secret;
     return exit_code;
+}
+
+bool engine_settings_has_tiers(const struct engine_settings *settings)
+{
+    return settings->kv_host != NULL || settings->kv_disk != NULL || settings->kv_remote != NULL ||
+           settings->kv_remote_secret != NULL;
 }
 
 int engine_settings_choose_kv(const struct engine_settings *settings,

@@ -18,6 +18,8 @@ struct engine_settings {
     const char *kv_host;            /* a size; NULL: none */
     const char *kv_disk;            /* DIR:SIZE; NULL: none */
     struct option_integer kv_prefetch; /* percent */
+    const char *kv_remote;             /* redis://...; NULL: none */
+    const char *kv_remote_secret;      /* a file; NULL: none */
     const char *device;                /* as imbrex_engine_options; NULL: "cpu" */
     struct option_integer compute;     /* enum imbrex_compute */
     const char *ablate;                /* names between commas, or NULL */
@@ -194,7 +196,25 @@ extern const struct option_choice engine_ablations[];
      .help = "how much of the time for copies up may go to blocks "    \
              "that the policy expects to be asked for; 0: none",       \
      .default_text = "50",                                             \
-     .offset = offsetof(settings, engine.kv_prefetch)}
+     .offset = offsetof(settings, engine.kv_prefetch)},                \
+    {.long_name = "kv-remote",                                         \
+     .argument = "URL",                                                \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = "a Redis or Valkey server for the same, which engines of " \
+             "one model may share: redis://:PASSWORD@HOST:PORT/DB, of " \
+             "which HOST alone must be there, and "                    \
+             "?ttl=SECONDS&zstd=LEVEL behind it",                      \
+     .default_text = "none",                                           \
+     .offset = offsetof(settings, engine.kv_remote)},                  \
+    {.long_name = "kv-remote-secret",                                  \
+     .argument = "FILE",                                               \
+     .type = OPTION_TYPE_STRING,                                       \
+     .group = "Engine",                                                \
+     .help = "32 bytes or more that these engines have and nobody else, " \
+             "so that nobody else can make blocks for them",           \
+     .default_text = "none",                                           \
+     .offset = offsetof(settings, engine.kv_remote_secret)}
 /* clang-format on */
 
 /* What the library takes. `context_size` is used unless --ctx-size was given. No prefix cache:
@@ -211,11 +231,14 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
                               const struct imbrex_model *model,
                               char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options);
-/* Sets what --kv-host and --kv-disk say. The folder's name is written to kv_folder, which the
- * options point to then; NULL: there is no --kv-disk. Returns an exit code. */
+/* Sets what --kv-host, --kv-disk, --kv-remote and --kv-remote-secret say. The folder's name is
+ * written to kv_folder, which the options point to then; NULL: there is no --kv-disk. Returns an
+ * exit code. */
 int engine_settings_choose_tiers(const struct engine_settings *settings,
                                  char kv_folder[ENGINE_MAX_PATH_BYTES],
                                  struct imbrex_engine_options *options);
+/* Whether any tier below the KV cache was asked for. */
+bool engine_settings_has_tiers(const struct engine_settings *settings);
 /* The policy by name: as given, or the default. */
 const char *engine_settings_policy(const struct engine_settings *settings);
 /* Refuses what was asked for by name but is not there: kernels, or a GPU's options on a CPU.

@@ -246,9 +246,14 @@ void generation_print_statistics(const struct imbrex_request_metrics *metrics)
     append_count(line, sizeof(line), "prompt", metrics->num_prompt_tokens);
     if (metrics->num_cached_tokens > 0) {
         append(line, sizeof(line), ", %" PRId32 " cached", metrics->num_cached_tokens);
-        if (metrics->num_host_tokens + metrics->num_disk_tokens > 0) {
-            append(line, sizeof(line), " (%" PRId32 " from RAM, %" PRId32 " from disk)",
+        if (metrics->num_host_tokens + metrics->num_disk_tokens + metrics->num_remote_tokens > 0) {
+            append(line, sizeof(line), " (%" PRId32 " from RAM, %" PRId32 " from disk",
                    metrics->num_host_tokens, metrics->num_disk_tokens);
+            if (metrics->num_remote_tokens > 0) {
+                append(line, sizeof(line), ", %" PRId32 " from the remote tier",
+                       metrics->num_remote_tokens);
+            }
+            append(line, sizeof(line), ")");
         }
     }
     /* A run that ended within the prompt does not tell how much of it was read. */

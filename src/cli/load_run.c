@@ -467,6 +467,7 @@ static void take_growth(const struct imbrex_engine_metrics *before,
     result->num_cached_tokens = after->num_cached_tokens - before->num_cached_tokens;
     result->num_host_tokens = after->num_host_tokens - before->num_host_tokens;
     result->num_disk_tokens = after->num_disk_tokens - before->num_disk_tokens;
+    result->num_remote_tokens = after->num_remote_tokens - before->num_remote_tokens;
     result->num_kv_demoted = after->num_kv_demoted - before->num_kv_demoted;
     result->num_kv_lost = after->num_kv_lost - before->num_kv_lost;
     result->num_kv_faults = after->num_kv_faults - before->num_kv_faults;

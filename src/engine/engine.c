@@ -56,7 +56,8 @@ static const char *policy_of(const struct imbrex_engine_options *options)
 
 static bool has_tiers(const struct imbrex_engine_options *options)
 {
-    return options->kv_host_bytes > 0 || options->kv_disk_path != NULL;
+    return options->kv_host_bytes > 0 || options->kv_disk_path != NULL ||
+           options->kv_remote_url != NULL;
 }
 
 static enum imbrex_status check_tiers(const struct imbrex_engine_options *options,
@@ -65,7 +66,9 @@ static enum imbrex_status check_tiers(const struct imbrex_engine_options *option
     if (policy_of(options) == NULL && has_tiers(options)) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "%s: expected a kv_policy with it, found \"none\"",
-                         options->kv_host_bytes > 0 ? "kv_host_bytes" : "kv_disk_path");
+                         options->kv_host_bytes > 0      ? "kv_host_bytes"
+                         : options->kv_disk_path != NULL ? "kv_disk_path"
+                                                         : "kv_remote_url");
     }
     if ((options->kv_disk_path != NULL) != (options->kv_disk_bytes > 0)) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
@@ -77,6 +80,13 @@ static enum imbrex_status check_tiers(const struct imbrex_engine_options *option
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "kv_prefetch_percent: expected 0..100, found %d",
                          options->kv_prefetch_percent);
+    }
+    if (options->kv_remote_url != NULL) {
+        struct kv_remote_url url;
+        TRY(kv_remote_read_url(options->kv_remote_url, &url, err));
+    } else if (options->kv_remote_secret_path != NULL) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "kv_remote_secret_path: expected it with kv_remote_url, found it alone");
     }
     return IMBREX_STATUS_OK;
 }
@@ -177,7 +187,8 @@ static enum imbrex_status plan_tiers(const struct imbrex_engine_options *options
 {
     size_t block_bytes = plan->kv_bytes / (size_t)plan->kv_num_blocks;
     bool has_disk = options->kv_disk_path != NULL;
-    int32_t num_slots = kv_tiers_num_slots(block_bytes, options->kv_host_bytes, has_disk);
+    int32_t num_slots = kv_tiers_num_slots(block_bytes, options->kv_host_bytes,
+                                           has_disk || options->kv_remote_url != NULL);
     if (options->kv_host_bytes > 0 && num_slots == 0) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "kv_host_bytes: expected room for %d blocks of %zu bytes at least, found "
@@ -298,6 +309,8 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
         .host_bytes = options->kv_host_bytes,
         .disk_path = options->kv_disk_path,
         .disk_bytes = options->kv_disk_bytes,
+        .remote_url = options->kv_remote_url,
+        .remote_secret_path = options->kv_remote_secret_path,
         .num_blocks = plan->kv_num_blocks,
         .prefetch_percent = options->kv_prefetch_percent,
         .device = engine->device,
@@ -325,7 +338,7 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
                 .policy_options = kv_policy_options_default(),
             },
         .computation = computation,
-        .kept_secret = options->kv_disk_path != NULL ? engine->tiers.folder.secret : NULL,
+        .kept_secret = prefix_tiers_secret(&engine->tiers, &tiers_options),
     };
     TRY(prefix_cache_create(engine->model, &cache_options, &engine->kv_pool, &engine->prefix, err));
     engine->prefix.metrics = &engine->metrics;

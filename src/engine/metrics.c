@@ -100,6 +100,7 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .num_cached_tokens = read_counter(&metrics->num_cached_tokens),
         .num_host_tokens = read_counter(&metrics->num_host_tokens),
         .num_disk_tokens = read_counter(&metrics->num_disk_tokens),
+        .num_remote_tokens = read_counter(&metrics->num_remote_tokens),
         .num_kv_demoted = (uint64_t)read_gauge(&metrics->num_kv_demoted),
         .num_kv_lost = (uint64_t)read_gauge(&metrics->num_kv_lost),
         .num_kv_faults = (uint64_t)read_gauge(&metrics->num_kv_faults),
@@ -119,6 +120,7 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .kv_disk_blocks = read_gauge(&metrics->kv_disk_blocks),
         .kv_block_ns = read_gauge(&metrics->kv_block_ns),
         .kv_recompute_ns = read_gauge(&metrics->kv_recompute_ns),
+        .kv_remote_up = read_gauge(&metrics->kv_remote_up),
     };
     for (size_t i = 0; i < sizeof(snapshot->num_ended) / sizeof(snapshot->num_ended[0]); i++) {
         snapshot->num_ended[i] = read_counter(&metrics->num_ended[i]);

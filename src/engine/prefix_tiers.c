@@ -3,7 +3,9 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/file.h"
 #include "engine/request.h"
 
 /* Of the queue, what one look sees: those that may run soon. */
@@ -15,8 +17,38 @@
  * machines compute, and the first requests after a restart are those that a disk is for. */
 #define UNKNOWN_TOKEN_NS INT64_C(1000000)
 #define WAIT_NS INT64_C(1000000)
+#define MIN_SECRET_BYTES 32
+#define MAX_SECRET_BYTES 4096
 
 /* ---- create and destroy ---------------------------------------------------------------------- */
+
+/* One of a file's contents, or of nothing. */
+static enum imbrex_status read_shared_secret(const char *path, unsigned char secret[32],
+                                             struct imbrex_error *err)
+{
+    const struct kv_identity identity = {.model_id = "secret of a remote tier", .layout = ""};
+    struct file file = {0};
+    struct kv_hasher *hasher;
+    struct kv_key digest;
+    enum imbrex_status status = IMBREX_STATUS_OK;
+    TRY(kv_hasher_create(&hasher, err));
+    if (path != NULL) {
+        TRY_OR_FAIL(file_read(path, MAX_SECRET_BYTES, &file, err));
+        if (file.num_bytes < MIN_SECRET_BYTES) {
+            status = error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                               "kv_remote_secret_path: %.180s: expected %d bytes at least, found "
+                               "%zu",
+                               path, MIN_SECRET_BYTES, file.num_bytes);
+            goto fail;
+        }
+    }
+    kv_hasher_root(hasher, &identity, file.bytes, file.num_bytes, &digest);
+    memcpy(secret, digest.words, sizeof(digest.words));
+fail:
+    file_close(&file);
+    kv_hasher_destroy(hasher);
+    return status;
+}
 
 enum imbrex_status prefix_tiers_prepare(const struct prefix_tiers_options *options,
                                         struct prefix_tiers *tiers, struct imbrex_error *err)
@@ -27,15 +59,37 @@ enum imbrex_status prefix_tiers_prepare(const struct prefix_tiers_options *optio
     if (prepared.origins == NULL) {
         return error_out_of_memory(err, "the KV tiers", count * sizeof(*prepared.origins));
     }
+    enum imbrex_status status = IMBREX_STATUS_OK;
+    if (options->remote_url != NULL) {
+        TRY_OR_FAIL(read_shared_secret(options->remote_secret_path, prepared.shared_secret, err));
+    }
     if (options->disk_path != NULL) {
-        enum imbrex_status status = kv_folder_open(options->disk_path, &prepared.folder, err);
-        if (status != IMBREX_STATUS_OK) {
-            free(prepared.origins);
-            return status;
-        }
+        TRY_OR_FAIL(kv_folder_open(options->disk_path, &prepared.folder, err));
     }
     *tiers = prepared;
     return IMBREX_STATUS_OK;
+fail:
+    free(prepared.origins);
+    return status;
+}
+
+const unsigned char *prefix_tiers_secret(const struct prefix_tiers *tiers,
+                                         const struct prefix_tiers_options *options)
+{
+    if (options->remote_url != NULL) {
+        return tiers->shared_secret;
+    }
+    return options->disk_path != NULL ? tiers->folder.secret : NULL;
+}
+
+/* A key for one use that tells nothing of the root that the blocks' keys begin with. */
+static struct kv_key derive_key(const struct prefix_cache *cache, const char *use)
+{
+    struct kv_identity identity = cache->identity;
+    struct kv_key key;
+    identity.model_id = use;
+    kv_hasher_root(cache->hasher, &identity, NULL, 0, &key);
+    return key;
 }
 
 static enum imbrex_status create_prefetch(const struct prefix_tiers_options *options,
@@ -65,12 +119,24 @@ enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *option
         .num_readers = NUM_READERS,
     };
     kv_hasher_root(cache->hasher, &cache->identity, NULL, 0, &disk.owner);
+    struct kv_remote_url url;
+    struct kv_key mac_key = derive_key(cache, "MAC of remote values");
+    const struct kv_remote_options remote = {
+        .url = &url,
+        .owner = derive_key(cache, "owner of remote values"),
+        .secret = options->remote_secret_path != NULL ? (const unsigned char *)mac_key.words : NULL,
+        .block_bytes = options->kv->block_bytes,
+    };
+    if (options->remote_url != NULL) {
+        TRY(kv_remote_read_url(options->remote_url, &url, err));
+    }
     TRY(kv_tiers_create(
         &(struct kv_tiers_options){.device = options->device,
                                    .blocks = options->kv->blocks,
                                    .block_bytes = options->kv->block_bytes,
                                    .host_bytes = options->host_bytes,
                                    .disk = options->disk_path != NULL ? &disk : NULL,
+                                   .remote = options->remote_url != NULL ? &remote : NULL,
                                    .log = options->log},
         &tiers->tiers, err));
     TRY(kv_tiers_measure(tiers->tiers, options->num_blocks, &tiers->block_ns));
@@ -201,6 +267,10 @@ static int32_t look_for(struct prefix_tiers *tiers, const struct request_prefix 
         switch (kv_tiers_look(tiers->tiers, key, token_ids)) {
         case KV_PLACE_NONE:
             return i - num_resident;
+        case KV_PLACE_ASKED:
+            is_chained = false;
+            break;
+        case KV_PLACE_REMOTE:
         case KV_PLACE_DISK:
             is_coming =
                 kv_tiers_fetch(tiers->tiers, key, token_ids) || kv_tiers_is_moving(tiers->tiers);
@@ -324,7 +394,7 @@ void prefix_tiers_admit(struct prefix_tiers *tiers, struct request_prefix *prefi
                         struct imbrex_request_metrics *metrics)
 {
     struct metrics *totals = tiers->cache->metrics;
-    int32_t num_tokens[3] = {0};
+    int32_t num_tokens[KV_NUM_TIERS] = {0};
     for (int32_t i = 0; i < prefix->kv.num_blocks; i++) {
         enum kv_tier *origin = &tiers->origins[prefix->blocks[i]];
         num_tokens[*origin] += KV_BLOCK_SIZE;
@@ -334,8 +404,10 @@ void prefix_tiers_admit(struct prefix_tiers *tiers, struct request_prefix *prefi
     if (metrics != NULL) {
         metrics->num_host_tokens = num_tokens[KV_TIER_HOST];
         metrics->num_disk_tokens = num_tokens[KV_TIER_DISK];
+        metrics->num_remote_tokens = num_tokens[KV_TIER_REMOTE];
         metrics_add(&totals->num_host_tokens, (uint64_t)num_tokens[KV_TIER_HOST]);
         metrics_add(&totals->num_disk_tokens, (uint64_t)num_tokens[KV_TIER_DISK]);
+        metrics_add(&totals->num_remote_tokens, (uint64_t)num_tokens[KV_TIER_REMOTE]);
     }
     prefix->is_loading = false;
 }
@@ -363,7 +435,9 @@ void prefix_tiers_publish(const struct prefix_tiers *tiers)
     metrics_set(&totals->num_kv_lost, (int64_t)counted.num_lost);
     metrics_set(&totals->num_kv_faults,
                 (int64_t)(counted.num_copy_faults + counted.disk.num_write_faults +
-                          counted.disk.num_read_faults + counted.disk.num_damaged));
+                          counted.disk.num_read_faults + counted.disk.num_damaged +
+                          kv_remote_num_faults(&counted.remote)));
+    metrics_set(&totals->kv_remote_up, counted.remote.is_up);
     metrics_set(&totals->kv_block_ns, tiers->block_ns);
     metrics_set(&totals->kv_recompute_ns, tiers->token_ns * KV_BLOCK_SIZE);
     metrics_set(&totals->kv_host_blocks, counted.num_host_blocks);

@@ -16,6 +16,8 @@
 struct prefix_tiers {
     struct kv_tiers *tiers; /* NULL: there are none */
     struct kv_folder folder;
+    /* With a remote tier: what keys begin with, so that engines that share it have the same. */
+    unsigned char shared_secret[32];
     struct prefix_cache *cache;
     struct prefix_prefetch *prefetch; /* NULL: nothing is brought up ahead */
     enum kv_tier
@@ -30,17 +32,22 @@ struct prefix_tiers_options {
     size_t host_bytes;
     const char *disk_path; /* NULL: no disk */
     size_t disk_bytes;
-    int32_t num_blocks;       /* of the first tier */
+    const char *remote_url;         /* NULL: no remote tier */
+    const char *remote_secret_path; /* NULL: anybody may know its keys, and make values */
+    int32_t num_blocks;             /* of the first tier */
     int32_t prefetch_percent; /* of the link's time, for what nobody has asked for yet; 0: none */
     struct device *device;
     const struct kv_view *kv;
     const struct log *log;
 };
 
-/* Before the cache is created: opens the folder, whose secret the cache needs, and makes
- * prefix_tiers_forget safe. */
+/* Before the cache is created: opens the folder, reads the shared secret, of which the cache needs
+ * one, and makes prefix_tiers_forget safe. */
 enum imbrex_status prefix_tiers_prepare(const struct prefix_tiers_options *options,
                                         struct prefix_tiers *tiers, struct imbrex_error *err);
+/* [32] that the cache's keys begin with; NULL: no tier outlives the engine. */
+const unsigned char *prefix_tiers_secret(const struct prefix_tiers *tiers,
+                                         const struct prefix_tiers_options *options);
 /* After it. Neither struct may move afterwards. */
 enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *options,
                                        struct prefix_cache *cache, struct prefix_tiers *tiers,

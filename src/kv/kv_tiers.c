@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "kv/kv_host.h"
 
-/* With a disk alone: so many slots, room for its jobs and for as many blocks that wait for one. */
+/* Without a host tier: so many slots, room for a disk's jobs and as many blocks that wait. */
 #define NUM_PASSING_SLOTS (2 * KV_DISK_MAX_JOBS)
 #define MAX_FETCHES 32 /* so that a nearer request never waits for more */
 #define NUM_BATCHES 4  /* of copies under way, each way */
@@ -17,6 +17,10 @@
 #define NUM_MEASURED 16
 #define LOG_INTERVAL_NS INT64_C(60000000000)
 #define FLUSH_WAIT_NS INT64_C(100000000)
+/* Where two may be waited for, one of them is, for so long. */
+#define SHORT_WAIT_NS INT64_C(1000000)
+/* A server may be slow without an end: an engine's end does not wait for all of it. */
+#define MAX_FLUSH_SEND_NS INT64_C(10000000000)
 
 struct move {
     struct kv_key parent_key; /* of a promotion */
@@ -50,15 +54,18 @@ struct kv_tiers {
     bool is_passing;  /* slots are for moves only: what the disk has is not kept there */
     struct kv_disk *disk;
     const struct kv_folder *folder; /* of the disk */
+    struct kv_remote *remote;       /* NULL: none */
     const struct log *log;
     struct direction out, in;
     uint64_t look;         /* number of the look, from 1 on */
     uint64_t *wanted;      /* [num_slots] the last look that asked for it */
-    enum kv_tier *origins; /* [num_slots] DISK: fetched and not promoted yet */
-    struct block_links unsaved_links;
+    enum kv_tier *origins; /* [num_slots] DISK, REMOTE: fetched from there, not promoted yet */
+    struct block_links unsaved_links, unsent_links;
     struct block_list unsaved;    /* slots that the disk does not have, the oldest first */
-    bool *is_unsaved;             /* [num_slots] */
-    int32_t fetches[MAX_FETCHES]; /* [num_fetches] slots that the disk is to fill */
+    struct block_list unsent;     /* the same, of the remote */
+    bool *is_unsaved, *is_unsent; /* [num_slots] */
+    int64_t send_until_ns;        /* while it is flushed */
+    int32_t fetches[MAX_FETCHES]; /* [num_fetches] slots that disk or remote are to fill */
     int32_t num_fetches;
     bool *is_moving; /* [num_slots] a promotion is under way */
     bool is_flushing;
@@ -71,11 +78,11 @@ struct kv_tiers {
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 
-int32_t kv_tiers_num_slots(size_t block_bytes, size_t host_bytes, bool has_disk)
+int32_t kv_tiers_num_slots(size_t block_bytes, size_t host_bytes, bool has_lower)
 {
     size_t num_slots = host_bytes / block_bytes;
     if (host_bytes == 0) {
-        return has_disk ? NUM_PASSING_SLOTS : 0;
+        return has_lower ? NUM_PASSING_SLOTS : 0;
     }
     num_slots = num_slots < INT32_MAX / 4 ? num_slots : INT32_MAX / 4;
     return num_slots >= KV_TIERS_MIN_SLOTS ? (int32_t)num_slots : 0;
@@ -89,8 +96,16 @@ static void forget_unsaved(struct kv_tiers *tiers, int32_t slot_idx)
     }
 }
 
+static void forget_unsent(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    if (tiers->is_unsent[slot_idx]) {
+        block_list_remove(&tiers->unsent, tiers->unsent_links, slot_idx);
+        tiers->is_unsent[slot_idx] = false;
+    }
+}
+
 /* The slot is READY and the disk may want it. */
-static void note_unsaved(struct kv_tiers *tiers, int32_t slot_idx)
+static void note_for_disk(struct kv_tiers *tiers, int32_t slot_idx)
 {
     if (tiers->disk != NULL && !tiers->is_unsaved[slot_idx] &&
         !kv_disk_has(tiers->disk, &tiers->host.keys[slot_idx],
@@ -100,23 +115,43 @@ static void note_unsaved(struct kv_tiers *tiers, int32_t slot_idx)
     }
 }
 
+/* The slot is READY, and disk and remote may want it. */
+static void note_unsaved(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    note_for_disk(tiers, slot_idx);
+    if (tiers->remote != NULL && !tiers->is_unsent[slot_idx]) {
+        block_list_append(&tiers->unsent, tiers->unsent_links, slot_idx);
+        tiers->is_unsent[slot_idx] = true;
+    }
+}
+
+/* Whether the block is nowhere else, as far as it should be: with a disk, there; else remote. */
+static bool is_sole(const struct kv_tiers *tiers, int32_t slot_idx)
+{
+    return tiers->disk != NULL ? tiers->is_unsaved[slot_idx] : tiers->is_unsent[slot_idx];
+}
+
 /* The slot to go next: of those that nothing holds and this look has not asked for, the least
- * recently used one that is safe on disk, or the least recently used one. -1: none. */
+ * recently used one that is where it should be, or that is safe, or at all. -1: none. */
 static int32_t find_victim(const struct kv_tiers *tiers)
 {
     const struct kv_host *host = &tiers->host;
-    int32_t unsaved = -1;
+    int32_t safe = -1, sole = -1;
     for (int32_t i = host->used.first; i != -1; i = host->links.next[i]) {
         if (host->slots[i].state != KV_HOST_READY || host->slots[i].num_holds > 0 ||
             tiers->wanted[i] == tiers->look) {
             continue;
         }
-        if (!tiers->is_unsaved[i]) {
+        if (!tiers->is_unsaved[i] && !tiers->is_unsent[i]) {
             return i;
         }
-        unsaved = unsaved == -1 ? i : unsaved;
+        if (is_sole(tiers, i)) {
+            sole = sole == -1 ? i : sole;
+        } else {
+            safe = safe == -1 ? i : safe;
+        }
     }
-    return unsaved;
+    return safe != -1 ? safe : sole;
 }
 
 /* Gives the disk what it does not have, as far as it takes it. False if it refused one. */
@@ -136,7 +171,25 @@ static bool save(struct kv_tiers *tiers)
     return true;
 }
 
-/* ---- results of the disk --------------------------------------------------------------------- */
+/* Gives the remote what it does not have. What it does not take now it does not get from this slot:
+ * nothing waits for a server that is not there. */
+static void send_unsent(struct kv_tiers *tiers)
+{
+    bool is_too_late = tiers->is_flushing && clock_now_ns() >= tiers->send_until_ns;
+    while (tiers->unsent.first != -1 && kv_remote_can_put(tiers->remote)) {
+        int32_t slot_idx = tiers->unsent.first;
+        forget_unsent(tiers, slot_idx);
+        if (is_too_late || !kv_remote_put(tiers->remote, &tiers->host.keys[slot_idx],
+                                          tiers->host.slots[slot_idx].token_ids,
+                                          kv_host_block(&tiers->host, slot_idx), slot_idx)) {
+            tiers->metrics.num_unsent++;
+        } else {
+            kv_host_hold(&tiers->host, slot_idx);
+        }
+    }
+}
+
+/* ---- results of disk and remote -------------------------------------------------------------- */
 
 static void forget_fetch(struct kv_tiers *tiers, int32_t slot_idx)
 {
@@ -160,6 +213,23 @@ static void poll_disk(struct kv_tiers *tiers)
             kv_host_end(&tiers->host, result.tag, result.is_good);
         } else {
             kv_host_release(&tiers->host, result.tag);
+        }
+    }
+}
+
+static void poll_remote(struct kv_tiers *tiers)
+{
+    struct kv_remote_result result;
+    while (tiers->remote != NULL && kv_remote_poll(tiers->remote, &result)) {
+        if (!result.is_get) {
+            kv_host_release(&tiers->host, result.tag);
+            continue;
+        }
+        forget_fetch(tiers, result.tag);
+        kv_host_end(&tiers->host, result.tag, result.is_good);
+        if (result.is_good) {
+            tiers->origins[result.tag] = KV_TIER_REMOTE;
+            note_for_disk(tiers, result.tag);
         }
     }
 }
@@ -321,8 +391,10 @@ static int32_t take_slot(struct kv_tiers *tiers, const struct kv_key *key, const
         if (victim == -1) {
             return -1;
         }
-        tiers->metrics.num_lost += tiers->is_unsaved[victim];
+        tiers->metrics.num_lost += is_sole(tiers, victim);
+        tiers->metrics.num_unsent += tiers->is_unsent[victim];
         forget_unsaved(tiers, victim);
+        forget_unsent(tiers, victim);
         kv_host_evict(&tiers->host, victim);
     }
     return kv_host_begin(&tiers->host, key, token_ids);
@@ -335,24 +407,40 @@ static bool has_safe_slot(const struct kv_tiers *tiers)
         return true;
     }
     int32_t victim = find_victim(tiers);
-    return victim != -1 && !tiers->is_unsaved[victim];
+    return victim != -1 && !is_sole(tiers, victim);
 }
 
-/* One round of waiting for the disk to take what is in the host tier. False: it takes no more. */
+/* Waits for disk or remote, whichever has something to do for us. */
+static void wait_below(struct kv_tiers *tiers, int64_t num_disk_jobs, int64_t num_remote_jobs,
+                       int64_t timeout_ns)
+{
+    if (num_disk_jobs > 0) {
+        bool is_short = num_remote_jobs > 0 && timeout_ns > SHORT_WAIT_NS;
+        kv_disk_wait(tiers->disk, is_short ? SHORT_WAIT_NS : timeout_ns);
+    } else if (num_remote_jobs > 0) {
+        kv_remote_wait(tiers->remote, timeout_ns);
+    }
+}
+
+/* One round of waiting for disk and remote to take what is in the host tier. False: they take no
+ * more. */
 static bool flush_some(struct kv_tiers *tiers)
 {
     fence_out(tiers);
     while (collect_out(tiers, true)) {
     }
-    if (tiers->disk == NULL) {
-        return false;
+    bool is_taken = tiers->disk != NULL && save(tiers);
+    if (tiers->remote != NULL) {
+        send_unsent(tiers);
     }
-    bool is_taken = save(tiers);
-    if (kv_disk_num_jobs(tiers->disk) == 0) {
+    int32_t num_disk_jobs = tiers->disk != NULL ? kv_disk_num_jobs(tiers->disk) : 0;
+    int32_t num_puts = tiers->remote != NULL ? kv_remote_num_puts(tiers->remote) : 0;
+    if (num_disk_jobs + num_puts == 0) {
         return is_taken && tiers->unsaved.first != -1;
     }
-    kv_disk_wait(tiers->disk, FLUSH_WAIT_NS);
+    wait_below(tiers, num_disk_jobs, num_puts, FLUSH_WAIT_NS);
     poll_disk(tiers);
+    poll_remote(tiers);
     return true;
 }
 
@@ -364,7 +452,7 @@ void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int
         kv_host_touch(&tiers->host, slot_idx);
         return;
     }
-    if (tiers->is_passing && kv_disk_has(tiers->disk, key, token_ids)) {
+    if (tiers->is_passing && tiers->disk != NULL && kv_disk_has(tiers->disk, key, token_ids)) {
         return;
     }
     while (tiers->is_flushing && !has_safe_slot(tiers) && flush_some(tiers)) {
@@ -395,13 +483,28 @@ void kv_tiers_begin_look(struct kv_tiers *tiers)
     tiers->look++;
 }
 
+static enum kv_place look_remote(struct kv_tiers *tiers, const struct kv_key *key)
+{
+    switch (kv_remote_look(tiers->remote, key)) {
+    case KV_REMOTE_ABSENT:
+        break;
+    case KV_REMOTE_ASKED:
+        return KV_PLACE_ASKED;
+    case KV_REMOTE_THERE:
+        return KV_PLACE_REMOTE;
+    }
+    return KV_PLACE_NONE;
+}
+
 enum kv_place kv_tiers_look(struct kv_tiers *tiers, const struct kv_key *key,
                             const int32_t *token_ids)
 {
     int32_t slot_idx = kv_host_find(&tiers->host, key, token_ids);
     if (slot_idx == -1) {
-        return tiers->disk != NULL && kv_disk_has(tiers->disk, key, token_ids) ? KV_PLACE_DISK
-                                                                               : KV_PLACE_NONE;
+        if (tiers->disk != NULL && kv_disk_has(tiers->disk, key, token_ids)) {
+            return KV_PLACE_DISK;
+        }
+        return tiers->remote != NULL ? look_remote(tiers, key) : KV_PLACE_NONE;
     }
     tiers->wanted[slot_idx] = tiers->look;
     kv_host_touch(&tiers->host, slot_idx);
@@ -417,13 +520,17 @@ bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int3
     if (kv_table_find(&tiers->host.table, key) != -1) {
         return false;
     }
-    if (tiers->num_fetches == MAX_FETCHES || !kv_disk_is_ready(tiers->disk) ||
-        !has_safe_slot(tiers)) {
+    bool is_on_disk = tiers->disk != NULL && kv_disk_has(tiers->disk, key, token_ids);
+    bool is_ready = is_on_disk ? kv_disk_is_ready(tiers->disk)
+                               : tiers->remote != NULL && kv_remote_can_get(tiers->remote);
+    if (tiers->num_fetches == MAX_FETCHES || !is_ready || !has_safe_slot(tiers)) {
         return false;
     }
     int32_t slot_idx = take_slot(tiers, key, token_ids);
-    if (!kv_disk_get(tiers->disk, key, token_ids, kv_host_block(&tiers->host, slot_idx),
-                     slot_idx)) {
+    unsigned char *block = kv_host_block(&tiers->host, slot_idx);
+    tiers->origins[slot_idx] = is_on_disk ? KV_TIER_DISK : KV_TIER_REMOTE;
+    if (!(is_on_disk ? kv_disk_get(tiers->disk, key, token_ids, block, slot_idx)
+                     : kv_remote_get(tiers->remote, key, token_ids, block, slot_idx))) {
         kv_host_end(&tiers->host, slot_idx, false);
         return false;
     }
@@ -433,11 +540,18 @@ bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int3
     return true;
 }
 
+static bool cancel_fetch(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    return tiers->origins[slot_idx] == KV_TIER_REMOTE
+               ? kv_remote_cancel_get(tiers->remote, slot_idx)
+               : kv_disk_cancel_get(tiers->disk, slot_idx);
+}
+
 void kv_tiers_end_look(struct kv_tiers *tiers)
 {
     for (int32_t i = tiers->num_fetches - 1; i >= 0; i--) {
         int32_t slot_idx = tiers->fetches[i];
-        if (tiers->wanted[slot_idx] != tiers->look && kv_disk_cancel_get(tiers->disk, slot_idx)) {
+        if (tiers->wanted[slot_idx] != tiers->look && cancel_fetch(tiers, slot_idx)) {
             forget_fetch(tiers, slot_idx);
             kv_host_end(&tiers->host, slot_idx, false);
             tiers->metrics.num_cancelled++;
@@ -509,6 +623,9 @@ bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
 static void log_faults(struct kv_tiers *tiers, int64_t now_ns)
 {
     struct kv_tiers_metrics metrics;
+    if (tiers->remote != NULL) {
+        kv_remote_log_faults(tiers->remote, tiers->log, now_ns);
+    }
     kv_tiers_read_metrics(tiers, &metrics);
     uint64_t num_faults = metrics.num_copy_faults + metrics.disk.num_write_faults +
                           metrics.disk.num_read_faults + metrics.disk.num_damaged;
@@ -534,17 +651,26 @@ static void log_faults(struct kv_tiers *tiers, int64_t now_ns)
 void kv_tiers_update(struct kv_tiers *tiers, int64_t now_ns)
 {
     poll_disk(tiers);
+    poll_remote(tiers);
     while (collect_out(tiers, false)) {
     }
     if (tiers->disk != NULL) {
         (void)save(tiers);
     }
+    if (tiers->remote != NULL) {
+        send_unsent(tiers);
+    }
     log_faults(tiers, now_ns);
+}
+
+static int32_t count_asks(const struct kv_tiers *tiers)
+{
+    return tiers->remote != NULL ? kv_remote_num_asks(tiers->remote) : 0;
 }
 
 bool kv_tiers_is_moving(const struct kv_tiers *tiers)
 {
-    return tiers->num_fetches > 0 || tiers->in.num_batches > 0;
+    return tiers->num_fetches > 0 || tiers->in.num_batches > 0 || count_asks(tiers) > 0;
 }
 
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
@@ -560,15 +686,17 @@ void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns)
             /* A copy takes no longer than a step; what it says, poll asks again. */
             (void)device_event_synchronize(tiers->device, batch->event);
         }
-    } else if (tiers->num_fetches > 0) {
-        kv_disk_wait(tiers->disk, timeout_ns);
+    } else {
+        int32_t num_gets = tiers->remote != NULL ? kv_remote_num_gets(tiers->remote) : 0;
+        wait_below(tiers, tiers->num_fetches - num_gets, num_gets + count_asks(tiers), timeout_ns);
     }
 }
 
 void kv_tiers_begin_flush(struct kv_tiers *tiers)
 {
     tiers->look++;
-    tiers->is_flushing = tiers->disk != NULL;
+    tiers->is_flushing = tiers->disk != NULL || tiers->remote != NULL;
+    tiers->send_until_ns = clock_now_ns() + MAX_FLUSH_SEND_NS;
 }
 
 void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns)
@@ -594,8 +722,8 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
                                    struct imbrex_error *err)
 {
     enum imbrex_status status;
-    bool has_disk = options->disk != NULL;
-    int32_t num_slots = kv_tiers_num_slots(options->block_bytes, options->host_bytes, has_disk);
+    bool has_disk = options->disk != NULL, has_lower = has_disk || options->remote != NULL;
+    int32_t num_slots = kv_tiers_num_slots(options->block_bytes, options->host_bytes, has_lower);
     struct kv_tiers *created = calloc(1, sizeof(*created));
     assert(num_slots > 0);
     if (created == NULL) {
@@ -609,17 +737,22 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
         .log = options->log,
         .look = 1,
         .unsaved = BLOCK_LIST_EMPTY,
+        .unsent = BLOCK_LIST_EMPTY,
         .wanted = calloc(count, sizeof(*created->wanted)),
         .origins = calloc(count, sizeof(*created->origins)),
         .is_unsaved = calloc(count, sizeof(*created->is_unsaved)),
+        .is_unsent = calloc(count, sizeof(*created->is_unsent)),
         .is_moving = calloc(count, sizeof(*created->is_moving)),
         .unsaved_links.previous = calloc(count, sizeof(*created->unsaved_links.previous)),
         .unsaved_links.next = calloc(count, sizeof(*created->unsaved_links.next)),
+        .unsent_links.previous = calloc(count, sizeof(*created->unsent_links.previous)),
+        .unsent_links.next = calloc(count, sizeof(*created->unsent_links.next)),
         .folder = has_disk ? options->disk->folder : NULL,
     };
     if (created->wanted == NULL || created->origins == NULL || created->is_unsaved == NULL ||
         created->is_moving == NULL || created->unsaved_links.previous == NULL ||
-        created->unsaved_links.next == NULL) {
+        created->unsaved_links.next == NULL || created->is_unsent == NULL ||
+        created->unsent_links.previous == NULL || created->unsent_links.next == NULL) {
         status = error_out_of_memory(err, "the KV tiers", count * sizeof(*created->wanted));
         goto fail;
     }
@@ -631,6 +764,9 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
     TRY_OR_FAIL(create_events(created, &created->in, DEVICE_STREAM_KV_IN, err));
     if (has_disk) {
         TRY_OR_FAIL(kv_disk_open(options->disk, &created->disk, err));
+    }
+    if (options->remote != NULL) {
+        TRY_OR_FAIL(kv_remote_open(options->remote, &created->remote, err));
     }
     *tiers = created;
     return IMBREX_STATUS_OK;
@@ -645,6 +781,7 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
         return;
     }
     kv_disk_close(tiers->disk);
+    kv_remote_close(tiers->remote);
     if (tiers->out.num_batches > 0 || tiers->in.num_batches > 0) {
         (void)kv_tiers_start(tiers);
     }
@@ -666,9 +803,12 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
     free(tiers->wanted);
     free(tiers->origins);
     free(tiers->is_unsaved);
+    free(tiers->is_unsent);
     free(tiers->is_moving);
     free(tiers->unsaved_links.previous);
     free(tiers->unsaved_links.next);
+    free(tiers->unsent_links.previous);
+    free(tiers->unsent_links.next);
     free(tiers);
 }
 
@@ -707,23 +847,35 @@ void kv_tiers_read_metrics(const struct kv_tiers *tiers, struct kv_tiers_metrics
     if (tiers->disk != NULL) {
         kv_disk_read_metrics(tiers->disk, &metrics->disk);
     }
+    if (tiers->remote != NULL) {
+        kv_remote_read_metrics(tiers->remote, &metrics->remote);
+    }
+}
+
+/* Whether the list's slots are READY, and those that is_in says are in it. */
+static bool check_list(const struct kv_tiers *tiers, const struct block_list *list,
+                       const struct block_links *links, const bool *is_in)
+{
+    int32_t num_members = 0;
+    for (int32_t i = list->first; i != -1; i = links->next[i]) {
+        if (num_members == tiers->host.num_slots || !is_in[i] ||
+            tiers->host.slots[i].state != KV_HOST_READY) {
+            return false;
+        }
+        num_members++;
+    }
+    return num_members == list->num_members;
 }
 
 bool kv_tiers_check(const struct kv_tiers *tiers)
 {
-    int32_t num_unsaved = 0;
-    for (int32_t i = tiers->unsaved.first; i != -1; i = tiers->unsaved_links.next[i]) {
-        if (num_unsaved == tiers->host.num_slots || !tiers->is_unsaved[i] ||
-            tiers->host.slots[i].state != KV_HOST_READY) {
-            return false;
-        }
-        num_unsaved++;
-    }
     for (int32_t i = 0; i < tiers->num_fetches; i++) {
         if (tiers->host.slots[tiers->fetches[i]].state != KV_HOST_FILLING) {
             return false;
         }
     }
-    return num_unsaved == tiers->unsaved.num_members && kv_host_check(&tiers->host) &&
-           (tiers->disk == NULL || kv_disk_check(tiers->disk));
+    return check_list(tiers, &tiers->unsaved, &tiers->unsaved_links, tiers->is_unsaved) &&
+           check_list(tiers, &tiers->unsent, &tiers->unsent_links, tiers->is_unsent) &&
+           kv_host_check(&tiers->host) && (tiers->disk == NULL || kv_disk_check(tiers->disk)) &&
+           (tiers->remote == NULL || kv_remote_check(tiers->remote));
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tiers below the first one, and all moves between them (docs/kv-cache.md has the picture).
- * Blocks go device -> host -> disk and come back the same way; with a disk alone a few slots of RAM
- * are what they pass through.
+ * Blocks go device -> host -> disk and remote and come back the same way; without a host tier a few
+ * slots of RAM are what they pass through.
  *
  *   demote    a block of the device is about to be written over: copied to a slot first
  *   save      a slot that the disk does not have is written there, in the background
- *   fetch     disk -> slot, for somebody who waits
+ *   send      the same for the remote tier
+ *   fetch     disk or remote -> slot, for somebody who waits
  *   promote   slot -> a block of the device that the caller has for it
  *
  * On the device, copies out run on DEVICE_STREAM_KV_OUT and copies in on DEVICE_STREAM_KV_IN.
@@ -21,15 +22,19 @@
 #include "kv/kv_disk.h"
 #include "kv/kv_key.h"
 #include "kv/kv_pool.h"
+#include "kv/kv_remote.h"
 #include "ops/device.h"
 
 #define KV_TIERS_MIN_SLOTS 8 /* fewer could be all held by moves */
 
-enum kv_tier { KV_TIER_NONE = 0, KV_TIER_HOST = 1, KV_TIER_DISK = 2 };
+enum kv_tier { KV_TIER_NONE = 0, KV_TIER_HOST = 1, KV_TIER_DISK = 2, KV_TIER_REMOTE = 3 };
+enum { KV_NUM_TIERS = 4 };
 
 /* Where a block below the first tier is. */
 enum kv_place {
     KV_PLACE_NONE = 0,
+    KV_PLACE_ASKED,  /* the remote tier is asked */
+    KV_PLACE_REMOTE, /* can be fetched, from there */
     KV_PLACE_DISK,   /* can be fetched */
     KV_PLACE_COMING, /* a slot is being filled with it */
     KV_PLACE_HOST,   /* can be promoted */
@@ -40,9 +45,10 @@ struct kv_tiers_options {
     struct device *device; /* outlives the tiers */
     unsigned char *blocks; /* of the first tier: device memory, block_bytes each */
     size_t block_bytes;
-    size_t host_bytes;                  /* of slots; 0: as few as a disk needs */
-    const struct kv_disk_options *disk; /* read during the call; NULL: no disk */
-    const struct log *log;              /* outlives the tiers */
+    size_t host_bytes;                      /* of slots; 0: as few as disk and remote need */
+    const struct kv_disk_options *disk;     /* read during the call; NULL: no disk */
+    const struct kv_remote_options *remote; /* the same */
+    const struct log *log;                  /* outlives the tiers */
 };
 
 /* A block that was copied up, or was not. */
@@ -58,22 +64,25 @@ struct kv_promotion {
 struct kv_tiers_metrics {
     uint64_t num_demoted;                     /* blocks copied from the device */
     uint64_t num_lost;                        /* demoted, and gone before the disk had them */
-    uint64_t num_promoted[3];                 /* by enum kv_tier */
+    uint64_t num_unsent;                      /* gone, or flushed, before the remote had them */
+    uint64_t num_promoted[KV_NUM_TIERS];      /* by enum kv_tier */
     uint64_t num_cancelled;                   /* fetches taken back */
     uint64_t num_copy_faults;                 /* on the device */
     int64_t num_host_blocks, max_host_blocks; /* now; slots */
     struct kv_disk_metrics disk;              /* zeroed without one */
+    struct kv_remote_metrics remote;          /* the same */
 };
 
 struct kv_tiers;
 
-/* The slots that host_bytes gives, or a disk needs. 0: fewer than there must be. */
-int32_t kv_tiers_num_slots(size_t block_bytes, size_t host_bytes, bool has_disk);
+/* The slots that host_bytes gives, or what is below needs (has_lower: a disk or a remote tier). 0:
+ * fewer than there must be. */
+int32_t kv_tiers_num_slots(size_t block_bytes, size_t host_bytes, bool has_lower);
 
 enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struct kv_tiers **tiers,
                                    struct imbrex_error *err);
-/* Waits for all moves; what the disk does not have yet is lost, unless kv_tiers_flush came before.
- * NULL does nothing. */
+/* Waits for all moves but those of the remote tier; what the disk does not have yet is lost, unless
+ * kv_tiers_end_flush came before. NULL does nothing. */
 void kv_tiers_destroy(struct kv_tiers *tiers);
 
 /* How long a block takes from a slot to the device, one behind the other: copies whatever slots
@@ -84,7 +93,7 @@ enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, 
 void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids,
                      int32_t block_idx);
 
-/* Takes in what disk and device have done. now_ns is for the log. */
+/* Takes in what disk, remote and device have done. now_ns is for the log. */
 void kv_tiers_update(struct kv_tiers *tiers, int64_t now_ns);
 
 /* A look at what is wanted: between begin and end, every block that somebody waits for is asked
@@ -94,7 +103,7 @@ void kv_tiers_end_look(struct kv_tiers *tiers);
 
 enum kv_place kv_tiers_look(struct kv_tiers *tiers, const struct kv_key *key,
                             const int32_t *token_ids);
-/* Begins to fetch what look said is on DISK. False: not now, too many are under way. */
+/* Begins to fetch what look said is on DISK or REMOTE. False: not now, too many are under way. */
 bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids);
 /* Copies what look said is in the HOST place to block_idx, which nobody may touch until poll has
  * given it back. parent_key: for the promotion; NULL: it is a head. False, and nothing has
@@ -108,17 +117,18 @@ enum imbrex_status kv_tiers_start(struct kv_tiers *tiers);
 /* The next promotion that is over, in the order in which they were asked for; false: none yet. */
 bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion);
 
-/* Whether a block is on its way up, from the disk or from the host. */
+/* Whether a block is on its way up, or the remote tier is asked for one. */
 bool kv_tiers_is_moving(const struct kv_tiers *tiers);
 /* Whether poll has promotions to give back, now or later. */
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers);
-/* Waits for one of these moves, at most timeout_ns. */
+/* Waits for one of these moves or answers, at most timeout_ns. */
 void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns);
 
 /* From now on nothing is lost for want of room: demote waits, and what is in the host tier goes to
- * the disk. For the end, when no steps and no promotions are under way. */
+ * the disk and the remote tier, to that one for ten seconds. For the end, when no steps and no
+ * promotions are under way. */
 void kv_tiers_begin_flush(struct kv_tiers *tiers);
-/* Waits until the disk has everything, or takes no more; what was lost on the way is logged. */
+/* Waits until they have everything, or take no more; what was lost on the way is logged. */
 void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns);
 
 void kv_tiers_read_metrics(const struct kv_tiers *tiers, struct kv_tiers_metrics *metrics);

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--kv-host and --kv-disk."""
+"""--kv-host, --kv-disk and --kv-remote."""
 import json
 import os
 import re
 import resource
+import shutil
 import signal
+import socket
 import subprocess
+import time
 import unittest
 
 from support import IMBREX, TestCase, run
@@ -60,6 +63,8 @@ class KvTiers(TestCase):
                                  (("--kv-host", "1K"), "kv_host_bytes: expected room"),
                                  (("--kv-prefetch", "101"), "--kv-prefetch: expected"),
                                  (("--kv-disk", self.folder + ":1M"), "(41 MiB)"),
+                                 (("--kv-remote", "127.0.0.1:6379"), "expected redis://"),
+                                 (("--kv-remote-secret", "secret"), "found it alone"),
                                  (("--kv-disk", "/proc/a/b:1G"), "KV folder")):
             result = run("run", "-p", "hi", *options)
             self.assertNotEqual(result.returncode, 0)
@@ -125,6 +130,54 @@ class KvTiers(TestCase):
             first.stderr.read()
             self.assertEqual(first.wait(), 0)
         self.assert_ok(run("run", "-p", "hi", "-n", "2", "--kv-disk", folder + ":1G"))
+
+    def redis(self, *options):
+        """Debian's server on a free port, until the test ends; the port."""
+        if shutil.which("redis-server") is None:
+            self.skipTest("there is no redis-server")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        server = subprocess.Popen(["redis-server", "--port", str(port), "--bind", "127.0.0.1",
+                                   "--save", "", "--dir", self.folder, *options],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+        for _ in range(1000):
+            self.assertIsNone(server.poll())
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    probe.sendall(b"PING\r\n")
+                    if probe.recv(1):
+                        return port
+            time.sleep(0.02)
+        self.fail("redis-server does not answer")
+
+    # Fault: blocks that the next run does not find on the server, a text that differs with them, a
+    # password in what is shown.
+    def test_remote(self):
+        port = self.redis("--requirepass", "hunter/2")
+        option = ("--kv-remote", f"redis://:hunter%2F2@127.0.0.1:{port}?ttl=60")
+        if b"hiredis" in run("inspect", *option).stderr:
+            self.skipTest("a build without hiredis")
+        alone = self.generate()
+        self.assertEqual(self.generate(*option), alone)
+        result = run("run", "-p", PROMPT, "-n", "20", "--temp", "0", "-t", "1", *option)
+        self.assert_ok(result)
+        self.assertEqual(result.stdout, alone[0])
+        self.assertIn(b"48 cached (0 from RAM, 0 from disk, 48 from the remote tier)",
+                      result.stderr)
+        self.assertNotIn(b"hunter", result.stderr)
+        shown = run("inspect", *option)
+        self.assert_ok(shown)
+        self.assertRegex(shown.stdout.decode(), rf"remote +127\.0\.0\.1:{port}\?ttl=60\n")
+        self.assertNotIn(b"hunter", shown.stdout)
+        wrong = run("run", "-p", PROMPT, "-n", "20", "--temp", "0", "-t", "1", "--kv-remote",
+                    f"redis://:another@127.0.0.1:{port}")
+        self.assert_ok(wrong)
+        self.assertEqual(wrong.stdout, alone[0])
+        self.assertIn(b"WRONGPASS", wrong.stderr)
+        self.assertNotIn(b":another", wrong.stderr)
 
     # Fault: a plan without the tiers.
     def test_inspect(self):

@@ -9,10 +9,14 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
+#include "kv/kv_remote_link.h"
 #include "ops/fake/device_fake.h"
 #include "tests/engine/request_cases.h"
+#include "tests/kv/fake_redis.h"
 
 #define FOLDER TEST_BUILD_DIR "/tests/kv-tiers"
+#define SECRET TEST_BUILD_DIR "/tests/kv-tiers-secret"
+#define OTHER_SECRET TEST_BUILD_DIR "/tests/kv-tiers-secret-too"
 #define NUM_CASES (TEST_SANITIZED ? 20 : 100)
 #define CONTEXT_SIZE 352
 #define MIN_TOKENS (TEST_SANITIZED ? 0 : 1000) /* that come up, of all cases */
@@ -25,9 +29,12 @@ struct mix {
     int32_t num_rounds;
     size_t num_host_blocks; /* 0: none */
     bool has_disk;
-    int32_t evict_every; /* steps between evictions of all that is idle; 0: never */
-    bool is_impatient;   /* nobody waits for what is on its way */
-    const char *policy;  /* NULL: lru */
+    int32_t evict_every;      /* steps between evictions of all that is idle; 0: never */
+    bool is_impatient;        /* nobody waits for what is on its way */
+    const char *policy;       /* NULL: lru */
+    struct fake_redis *redis; /* NULL: none */
+    const char *secret_path;  /* of the remote tier; NULL: none */
+    bool changes_faults;      /* the server does wrong, now in one way, now in another */
 };
 
 struct logged {
@@ -71,10 +78,16 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     options.kv_host_bytes = mix->num_host_blocks * BLOCK_BYTES;
     options.kv_disk_path = mix->has_disk ? FOLDER : NULL;
     options.kv_disk_bytes = mix->has_disk ? DISK_BYTES : 0;
+    char url[64];
+    if (mix->redis != NULL) {
+        (void)snprintf(url, sizeof(url), "redis://127.0.0.1:%d", (int)fake_redis_port(mix->redis));
+        options.kv_remote_url = url;
+        options.kv_remote_secret_path = mix->secret_path;
+    }
     if (engine_create_on(model, &options, device, &engine, &err) != IMBREX_STATUS_OK) {
         fail_msg("%s", err.message);
     }
-    if (mix->num_host_blocks > 0 || mix->has_disk) {
+    if (mix->num_host_blocks > 0 || mix->has_disk || mix->redis != NULL) {
         engine->tiers.patience_ns = mix->is_impatient ? 1 : INT64_MAX;
     }
     return engine;
@@ -134,6 +147,12 @@ static void run_round(struct fixture *fixture, const struct mix *mix, struct imb
         assert_true(scheduler_check(&engine->scheduler));
         assert_true(kv_cache_check(engine->prefix.cache));
         assert_true(kv_tiers_check(engine->tiers.tiers));
+        /* Not SILENT: that one would be waited for, for seconds. */
+        if (mix->changes_faults && step % 8 == 0) {
+            int32_t num_faults = FAKE_REDIS_NUM_FAULTS - FAKE_REDIS_HANG_UP;
+            int32_t fault = FAKE_REDIS_HANG_UP + step / 8 % num_faults;
+            fake_redis_set_fault(mix->redis, (enum fake_redis_fault)fault, 7);
+        }
         if (mix->evict_every > 0 && step % mix->evict_every == 0) {
             kv_cache_clear(engine->prefix.cache, 0);
         }
@@ -158,7 +177,8 @@ static struct imbrex_engine_metrics run_mix(struct fixture *fixture, const struc
     assert_true(scheduler_is_idle(&engine->scheduler));
     imbrex_engine_read_metrics(engine, &metrics);
     assert_int_equal(metrics.num_kv_faults, 0);
-    assert_true(metrics.num_host_tokens + metrics.num_disk_tokens <= metrics.num_cached_tokens);
+    assert_true(metrics.num_host_tokens + metrics.num_disk_tokens + metrics.num_remote_tokens <=
+                metrics.num_cached_tokens);
     imbrex_engine_destroy(engine);
     device_destroy(device);
     return metrics;
@@ -334,6 +354,173 @@ static void test_warm_mix(void **state)
         assert_true(metrics.num_disk_tokens > 0);
         assert_true(metrics.num_host_tokens + metrics.num_disk_tokens > MIN_TOKENS);
     }
+}
+
+/* ---- a server that engines share ------------------------------------------------------------- */
+
+static void skip_without_hiredis(void)
+{
+    if (!kv_remote_link_is_built()) {
+        skip();
+    }
+}
+
+static void write_secret(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Of 200 tokens, those that were found; all must have come from the server, or none. */
+static int32_t count_remote(struct imbrex_engine *engine)
+{
+    struct imbrex_request_options options = imbrex_request_options_default(engine->model);
+    struct imbrex_request *request;
+    struct imbrex_request_metrics metrics;
+    int32_t ids[200];
+    for (int32_t i = 0; i < 200; i++) {
+        ids[i] = 3 + 7 * i % 450;
+    }
+    options.prompt_ids = ids;
+    options.num_prompt_ids = 200;
+    options.max_tokens = 1;
+    options.ignore_eos = true;
+    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
+    imbrex_request_read_metrics(request, &metrics);
+    imbrex_request_destroy(request);
+    assert_int_equal(metrics.num_remote_tokens, metrics.num_cached_tokens);
+    return metrics.num_cached_tokens;
+}
+
+/* Catches: an engine that does not find what another one, or the one before it, has sent; one that
+ * finds it though it has another secret, or computes otherwise; a folder that is not found beside a
+ * server. */
+static void test_remote(void **state)
+{
+    struct fixture *fixture = *state;
+    skip_without_hiredis();
+    struct fake_redis *redis = fake_redis_create();
+    const struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis};
+    struct mix with_secret = mix;
+    int32_t from_host, from_disk, ids[200];
+    write_secret(SECRET, "0123456789abcdef0123456789abcdef");
+    write_secret(OTHER_SECRET, "0123456789abcdef0123456789abcdeF");
+    struct imbrex_engine *first = create_engine(fixture->model, &mix, NULL);
+    struct imbrex_engine *second = create_engine(fixture->model, &mix, NULL);
+    assert_int_equal(count_remote(first), 0);
+    kv_cache_clear(first->prefix.cache, 0);
+    assert_int_equal(prefix_tiers_start(&first->tiers), IMBREX_STATUS_OK);
+    while (fake_redis_num_values(redis) < 12) {
+        kv_tiers_update(first->tiers.tiers, 0);
+        kv_tiers_wait(first->tiers.tiers, 1000000);
+    }
+    assert_int_equal(count_remote(second), 192);
+    imbrex_engine_destroy(first);
+    imbrex_engine_destroy(second);
+
+    with_secret.secret_path = SECRET;
+    first = create_engine(fixture->model, &with_secret, NULL);
+    assert_int_equal(count_remote(first), 0);
+    imbrex_engine_destroy(first); /* sends what it has */
+    first = create_engine(fixture->model, &with_secret, NULL);
+    assert_int_equal(count_remote(first), 192);
+    imbrex_engine_destroy(first);
+    with_secret.secret_path = OTHER_SECRET;
+    first = create_engine(fixture->model, &with_secret, NULL);
+    assert_int_equal(count_remote(first), 0);
+    imbrex_engine_destroy(first);
+
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    char url[64];
+    (void)snprintf(url, sizeof(url), "redis://127.0.0.1:%d", (int)fake_redis_port(redis));
+    options.kv_remote_url = url;
+    options.context_size = CONTEXT_SIZE;
+    options.cpu_features = 0;
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &first, NULL),
+                     IMBREX_STATUS_OK);
+    first->tiers.patience_ns = INT64_MAX;
+    assert_int_equal(count_remote(first), 0);
+    imbrex_engine_destroy(first);
+
+    /* What comes from the server goes to the disk, and is found there when the server is gone. */
+    const struct mix both = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis, .has_disk = true};
+    empty_folder();
+    first = create_engine(fixture->model, &both, NULL);
+    assert_int_equal(count_remote(first), 192);
+    imbrex_engine_destroy(first);
+    fake_redis_stop(redis, false);
+    first = create_engine(fixture->model, &both, NULL);
+    for (int32_t i = 0; i < 200; i++) {
+        ids[i] = 3 + 7 * i % 450;
+    }
+    assert_int_equal(count_cached(first, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(from_disk, 192);
+    imbrex_engine_destroy(first);
+    fake_redis_destroy(redis);
+    (void)unlink(SECRET);
+    (void)unlink(OTHER_SECRET);
+}
+
+/* The whole mix over a server, with RAM, with a disk, with neither. Catches: bits that differ after
+ * a round trip. */
+static void test_remote_mix(void **state)
+{
+    skip_without_hiredis();
+    for (int32_t kind = 0; kind < 3; kind++) {
+        struct fake_redis *redis = fake_redis_create();
+        struct mix mix = {.kv_cache_tokens = 2 * CONTEXT_SIZE,
+                          .max_running = 8,
+                          .max_step_tokens = 64,
+                          .num_rounds = 1,
+                          .num_host_blocks = kind == 0 ? 64 : 0,
+                          .has_disk = kind == 1,
+                          .redis = redis};
+        empty_folder();
+        (void)run_mix(*state, &mix);
+        for (uint64_t seed = 0; seed < 2; seed++) {
+            mix.fake_seed = seed;
+            empty_folder(); /* all that is found was sent */
+            struct imbrex_engine_metrics metrics = run_mix(*state, &mix);
+            assert_true(metrics.num_remote_tokens > 0);
+            assert_true(metrics.num_host_tokens + metrics.num_remote_tokens > MIN_TOKENS);
+            assert_int_equal(metrics.kv_remote_up, 1);
+        }
+        fake_redis_destroy(redis);
+    }
+}
+
+/* A server that does wrong in every way, one after the other, and is gone now and then. Catches: a
+ * request that ends with it or waits for it, text that differs, faults that are not counted or fill
+ * the log. */
+static void test_remote_faults(void **state)
+{
+    struct fixture *fixture = *state;
+    skip_without_hiredis();
+    struct fake_redis *redis = fake_redis_create();
+    struct mix mix = {.kv_cache_tokens = 2 * CONTEXT_SIZE,
+                      .max_running = 8,
+                      .max_step_tokens = 64,
+                      .redis = redis};
+    struct imbrex_engine_metrics metrics;
+    struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
+    run_round(fixture, &mix, engine);
+    fixture->logged.num_lines = 0;
+    fake_redis_set_error(redis, "MOVED 1 127.0.0.1:1", false);
+    mix.changes_faults = true;
+    for (int32_t round = 0; round < 3; round++) {
+        run_round(fixture, &mix, engine);
+        fake_redis_stop(redis, round % 2 == 0);
+        fake_redis_go_on(redis);
+    }
+    imbrex_engine_read_metrics(engine, &metrics);
+    assert_true(metrics.num_kv_faults > 0);
+    assert_int_equal(fixture->logged.num_lines, 1);
+    assert_non_null(strstr(fixture->logged.last, "KV remote 127.0.0.1"));
+    imbrex_engine_destroy(engine);
+    fake_redis_destroy(redis);
 }
 
 /* ---- faults ---------------------------------------------------------------------------------- */
@@ -559,6 +746,55 @@ static void test_options(void **state)
                      IMBREX_STATUS_IO);
 }
 
+/* Catches: an address or a secret that is taken though it is none, a message that does not name the
+ * option, or shows the password. */
+static void test_remote_options(void **state)
+{
+    struct fixture *fixture = *state;
+    struct imbrex_engine *engine = NULL;
+    struct imbrex_error err;
+    struct imbrex_memory_plan plan;
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.context_size = CONTEXT_SIZE;
+    options.kv_remote_secret_path = SECRET;
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "kv_remote_secret_path"));
+    options.kv_remote_url = "redis://:hunter2@127.0.0.1:x";
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "kv_remote_url"));
+    assert_null(strstr(err.message, "hunter2"));
+    options.kv_remote_url = "redis://127.0.0.1:1";
+    if (!kv_remote_link_is_built()) {
+        assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+                         IMBREX_STATUS_UNSUPPORTED);
+        assert_non_null(strstr(err.message, "hiredis"));
+        return;
+    }
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err), IMBREX_STATUS_OK);
+    assert_true(plan.kv_host_bytes > 0);
+    options.kv_policy = "none";
+    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "kv_remote_url"));
+    options.kv_policy = NULL;
+    (void)unlink(SECRET);
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_NOT_FOUND);
+    assert_non_null(strstr(err.message, SECRET));
+    write_secret(SECRET, "0123456789abcdef0123456789abcde");
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "32 bytes"));
+    write_secret(SECRET, "0123456789abcdef0123456789abcdef");
+    /* No server is there: that is no reason to refuse. */
+    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+                     IMBREX_STATUS_OK);
+    imbrex_engine_destroy(engine);
+    (void)unlink(SECRET);
+}
+
 int run_engine_tiers_tests(void)
 {
     const struct CMUnitTest tests[] = {
@@ -567,6 +803,8 @@ int run_engine_tiers_tests(void)
         cmocka_unit_test(test_narrow),         cmocka_unit_test(test_forced_eviction),
         cmocka_unit_test(test_warm_mix),       cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_failing_copies), cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_remote),         cmocka_unit_test(test_remote_mix),
+        cmocka_unit_test(test_remote_faults),  cmocka_unit_test(test_remote_options),
     };
     return cmocka_run_group_tests_name("engine_tiers", tests, set_up, tear_down);
 }

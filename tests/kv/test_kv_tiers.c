@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 #include "kv/kv_cache.h"
+#include "kv/kv_remote_link.h"
 #include "ops/fake/device_fake.h"
+#include "tests/kv/fake_redis.h"
 #include "tests/kv/faulty_files.h"
 #include "tests/test.h"
 
@@ -26,6 +28,9 @@ enum {
     MAX_WAITING = 4,
     NUM_STEPS = TEST_SANITIZED ? 3000 : 30000,
     MAX_STEPS_OF_REQUEST = 2000,
+    FIRST_SEED_WITH_REMOTE = 100, /* from there on odd ones have a disk too */
+    FAULT_STEPS = 100,            /* a remote server does wrong in one way */
+    NUM_REMOTE_STEPS = TEST_SANITIZED ? 2000 : 5000,
 };
 
 /* One prompt of DEPTH blocks. */
@@ -48,12 +53,15 @@ struct world {
     struct kv_folder folder;
     struct kv_tiers *tiers;
     struct faulty_files faulty;
+    struct fake_redis *redis; /* NULL: no remote tier */
+    bool has_disk;
     struct prompt *waiting[MAX_WAITING]; /* [num_waiting] in order */
     int32_t num_waiting;
     int64_t now_ns;
     uint64_t random;
     int64_t num_found, num_computed, num_cancelled;
     uint64_t num_damaged; /* of all tiers, one after another */
+    int64_t num_remote;   /* blocks that came from there */
 };
 
 static uint32_t random_below(struct world *world, uint32_t bound)
@@ -181,7 +189,8 @@ static void look(struct world *world)
             if (place == KV_PLACE_NONE) {
                 break;
             }
-            if (place == KV_PLACE_DISK) {
+            is_coming |= place == KV_PLACE_ASKED;
+            if (place == KV_PLACE_DISK || place == KV_PLACE_REMOTE) {
                 is_coming = kv_tiers_fetch(world->tiers, &prompt->keys[j], ids);
             } else if (place == KV_PLACE_HOST && is_chained) {
                 is_coming = promote(world, prompt, j);
@@ -242,8 +251,10 @@ static void count_lines(void *user, enum imbrex_log_level level, const char *mes
 {
     int32_t *num_lines = user;
     (void)level;
-    assert_non_null(strstr(message, FOLDER));
-    (*num_lines)++;
+    if (strstr(message, "KV remote 127.0.0.1") == NULL) {
+        assert_non_null(strstr(message, FOLDER));
+        (*num_lines)++;
+    }
 }
 
 static void empty_folder(void)
@@ -262,7 +273,19 @@ static void empty_folder(void)
 static void open_tiers(struct world *world, const struct log *log)
 {
     struct imbrex_error err;
+    struct kv_remote_url url = {.host = "127.0.0.1"};
     assert_int_equal(kv_folder_open(FOLDER, &world->folder, &err), IMBREX_STATUS_OK);
+    if (world->redis != NULL) {
+        url.port = fake_redis_port(world->redis);
+    }
+    const struct kv_remote_options remote = {
+        .url = &url,
+        .owner = {{1, 2, 3, 4}},
+        .block_bytes = BLOCK_BYTES,
+        .answer_timeout_ms = TEST_SANITIZED ? 200 : 20,
+        .min_retry_ms = 1,
+        .max_retry_ms = 4,
+    };
     const struct kv_disk_options disk = {
         .folder = &world->folder,
         .owner = {{1, 2, 3, 4}},
@@ -276,7 +299,8 @@ static void open_tiers(struct world *world, const struct log *log)
                                              .blocks = world->blocks,
                                              .block_bytes = BLOCK_BYTES,
                                              .host_bytes = NUM_SLOTS * BLOCK_BYTES,
-                                             .disk = &disk,
+                                             .disk = world->has_disk ? &disk : NULL,
+                                             .remote = world->redis != NULL ? &remote : NULL,
                                              .log = log};
     assert_int_equal(kv_tiers_create(&options, &world->tiers, &err), IMBREX_STATUS_OK);
 }
@@ -286,7 +310,8 @@ static void count_faults(struct world *world)
 {
     struct kv_tiers_metrics metrics;
     kv_tiers_read_metrics(world->tiers, &metrics);
-    world->num_damaged += metrics.disk.num_damaged;
+    world->num_damaged += metrics.disk.num_damaged + metrics.remote.num_damaged;
+    world->num_remote += (int64_t)metrics.num_promoted[KV_TIER_REMOTE];
 }
 
 /* Everything in the first tier goes down; then a restart. */
@@ -311,6 +336,9 @@ static void walk(uint64_t seed, bool has_faults)
     int32_t num_lines = 0, num_restarts = 0;
     const struct log log = {.write = count_lines, .user = &num_lines};
     void *blocks;
+    bool has_remote = seed >= FIRST_SEED_WITH_REMOTE;
+    world.has_disk = !has_remote || seed % 2 == 1;
+    world.redis = has_remote ? fake_redis_create() : NULL;
     faulty_files_init(&world.faulty);
     assert_int_equal(device_fake_create(seed, &world.device, NULL), IMBREX_STATUS_OK);
     assert_int_equal(device_event_create(world.device, &world.event, NULL), IMBREX_STATUS_OK);
@@ -336,7 +364,7 @@ static void walk(uint64_t seed, bool has_faults)
         world.faulty.resize_every = 7;
         world.faulty.failure = ENOSPC;
     }
-    for (int32_t step = 0; step < NUM_STEPS; step++) {
+    for (int32_t step = 0; step < (has_remote ? NUM_REMOTE_STEPS : NUM_STEPS); step++) {
         world.now_ns += 1 + (int64_t)random_below(&world, 100000);
         kv_tiers_update(world.tiers, world.now_ns);
         take_promotions(&world);
@@ -357,6 +385,11 @@ static void walk(uint64_t seed, bool has_faults)
         if (has_faults && random_below(&world, 50) == 0) {
             device_fake_fail(world.device, DEVICE_FAKE_FAULT_CALL,
                              1 + (int64_t)random_below(&world, 8), IMBREX_STATUS_IO);
+        }
+        if (has_remote && has_faults && step % FAULT_STEPS == 0) {
+            int32_t fault = step / FAULT_STEPS % FAKE_REDIS_NUM_FAULTS;
+            fake_redis_set_error(world.redis, "LOADING", false);
+            fake_redis_set_fault(world.redis, (enum fake_redis_fault)fault, 5);
         }
         look(&world);
         assert_int_equal(kv_tiers_start(world.tiers), IMBREX_STATUS_OK);
@@ -385,8 +418,9 @@ static void walk(uint64_t seed, bool has_faults)
     }
     count_faults(&world);
     assert_true(world.num_found > 1000 && world.num_computed > 100 && world.num_cancelled > 10);
-    assert_true(num_restarts > 0 || TEST_SANITIZED);
-    assert_int_equal(num_lines > 0, has_faults);
+    assert_true(num_restarts > 0 || TEST_SANITIZED || has_remote);
+    assert_int_equal(num_lines > 0, has_faults && world.has_disk);
+    assert_int_equal(world.num_remote > 0, has_remote);
     assert_int_equal(world.num_damaged > 0, has_faults);
     /* One line a minute at most, and each tier has its own minute. */
     assert_true(num_lines <= num_restarts + 1 + world.now_ns / 60000000000);
@@ -404,6 +438,9 @@ static void walk(uint64_t seed, bool has_faults)
     device_free(world.device, blocks);
     device_event_destroy(world.device, world.event);
     device_destroy(world.device);
+    if (world.redis != NULL) {
+        fake_redis_destroy(world.redis);
+    }
     empty_folder();
 }
 
@@ -428,11 +465,27 @@ static void test_walk_with_faults(void **state)
     }
 }
 
+/* The same with a server below, beside a disk and alone, that is well, and that does wrong in every
+ * way. Catches: a slot that is filled by one and forgotten by the other, a request that waits for
+ * an answer that does not come, a block of the server that is not what was sent. */
+static void test_walk_with_remote(void **state)
+{
+    (void)state;
+    if (!kv_remote_link_is_built()) {
+        skip();
+    }
+    for (uint64_t seed = FIRST_SEED_WITH_REMOTE; seed < FIRST_SEED_WITH_REMOTE + 2; seed++) {
+        walk(seed, false);
+        walk(seed, true);
+    }
+}
+
 int run_kv_tiers_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_walk),
         cmocka_unit_test(test_walk_with_faults),
+        cmocka_unit_test(test_walk_with_remote),
     };
     return cmocka_run_group_tests_name("kv_tiers", tests, NULL, NULL);
 }
