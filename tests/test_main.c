@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs every suite, or those named on the command line. `--list` prints their names. */
-#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #define X(name) int run_##name##_tests(void);
 #include "tests/suites.h"
@@ -33,24 +31,6 @@ static const struct suite *suite_find(const char *name)
     return NULL;
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-/* The number of failed tests. The line about its time is what tools/run_tests reads. */
-static int suite_run(const struct suite *suite)
-{
-    int64_t begin_ms = now_ms();
-    int num_failed = suite->run();
-    fflush(stderr);
-    printf("[  TIME    ] %" PRId64 " ms: %s\n", now_ms() - begin_ms, suite->name);
-    fflush(stdout);
-    return num_failed;
-}
-
 int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "--list") == 0) {
@@ -67,10 +47,10 @@ int main(int argc, char **argv)
     }
     bool has_failed = false;
     for (size_t i = 0; argc == 1 && i < NUM_SUITES; i++) {
-        has_failed |= suite_run(&suites[i]) != 0;
+        has_failed |= suites[i].run() != 0;
     }
     for (int i = 1; i < argc; i++) {
-        has_failed |= suite_run(suite_find(argv[i])) != 0;
+        has_failed |= suite_find(argv[i])->run() != 0;
     }
     return has_failed ? 1 : 0;
 }

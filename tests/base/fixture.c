@@ -18,20 +18,11 @@ static void make_folder(const char *path)
     }
 }
 
-/* Each program has a folder of its own, because several run at once. */
-static void scratch_path(char path[FIXTURE_PATH_BYTES], const char *name)
-{
-    snprintf(path, FIXTURE_PATH_BYTES, "%s/scratch/%s/%s", TEST_BUILD_DIR,
-             program_invocation_short_name, name);
-}
-
 const char *fixture_path(char path[FIXTURE_PATH_BYTES], const char *name)
 {
     make_folder(TEST_BUILD_DIR);
     make_folder(TEST_BUILD_DIR "/scratch");
-    scratch_path(path, "");
-    make_folder(path);
-    scratch_path(path, name);
+    snprintf(path, FIXTURE_PATH_BYTES, "%s/scratch/%s", TEST_BUILD_DIR, name);
     if (remove(path) != 0 && errno != ENOENT) {
         fail_msg("remove %s: %s", path, strerror(errno));
     }
@@ -41,7 +32,7 @@ const char *fixture_path(char path[FIXTURE_PATH_BYTES], const char *name)
 const char *fixture_folder(char path[FIXTURE_PATH_BYTES], const char *name)
 {
     char entry_path[2 * FIXTURE_PATH_BYTES];
-    scratch_path(path, name);
+    snprintf(path, FIXTURE_PATH_BYTES, "%s/scratch/%s", TEST_BUILD_DIR, name);
     DIR *listing = opendir(path);
     if (listing != NULL) {
         const struct dirent *entry;
