@@ -185,8 +185,11 @@ C_FILES := $(wildcard include/*.h src/*/*.[ch] src/*/*/*.[ch] tests/*.[ch] tests
 # A recursive make that uses all cores unless the caller chose otherwise.
 SUBMAKE = +$(MAKE) KERNELS=$(KERNELS) --no-print-directory \
     $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
+# Two at once where there are two cores: nearly all test programs keep one busy. Not more, as those
+# whose engine takes every core would only wait for each other. The suites of the unit tests each
+# run by themselves, so that one that crashes takes no other with it.
 RUN_TESTS = python3 tools/run_tests --build $(BUILD) $(if $(TESTS),--only "$(TESTS)") \
-    $(if $(SANITIZE),--limit 1200)
+    --parts unit --jobs $(if $(filter 1,$(JOBS)),1,2) $(if $(SANITIZE),--limit 1200)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:

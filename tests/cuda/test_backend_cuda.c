@@ -64,7 +64,8 @@ static void run_qkv(struct fixture *fixture, int32_t num_tokens)
     const struct backend_shape *shape = &fixture->shape;
     backend_qkv(fixture->backend, &(struct qkv_params){.hidden = anything,
                                                        .norm = {anything, 1e-6f},
-                                                       .kv = {.dtype = shape->activation_dtype,
+                                                       .kv = {.blocks = (unsigned char *)anything,
+                                                              .dtype = shape->activation_dtype,
                                                               .num_layers = 1,
                                                               .num_kv_heads = shape->num_kv_heads,
                                                               .block_size = BLOCK_SIZE,
@@ -78,7 +79,8 @@ static void run_attend(struct fixture *fixture, int32_t num_tokens)
 {
     const struct backend_shape *shape = &fixture->shape;
     backend_attend(fixture->backend,
-                   &(struct attend_params){.kv = {.dtype = shape->activation_dtype,
+                   &(struct attend_params){.kv = {.blocks = (unsigned char *)anything,
+                                                  .dtype = shape->activation_dtype,
                                                   .num_layers = 1,
                                                   .num_kv_heads = shape->num_kv_heads,
                                                   .block_size = BLOCK_SIZE,

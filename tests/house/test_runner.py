@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/run_tests: what it counts is what the project claims, so it is tested like the rest."""
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,42 @@ class Runner(unittest.TestCase):
         status, total, shown = self.run_all("--limit", "0.5")
         self.assertEqual((status, total), (1, "0 passed, 1 failed, 0 skipped"))
         self.assertIn("did not end within 0.5 s", shown)
+
+    def test_side_by_side(self):
+        """Catches programs that still wait for each other, and results in the order of their ends.
+
+        Each of the first two ends only once the other one has begun."""
+        for name, other in (("first", "second"), ("second", "first")):
+            self.add(name, f"cd {os.path.abspath(self.folder.name)}; touch {name}.began\n"
+                           f"while [ ! -e {other}.began ]; do sleep 0.01; done\n")
+        self.add("third", "exit 1\n")
+        status, total, shown = self.run_all("--jobs", "2", "--limit", "30")
+        self.assertEqual((status, total), (1, "2 passed, 1 failed, 0 skipped"))
+        self.assertEqual(re.findall("^(first|second|third) ", shown, re.M),
+                         ["first", "second", "third"])
+
+    def test_slowest_are_named(self):
+        """Catches CPU time without that of what a program started, which is most of a script's."""
+        self.add("quick", "exit 0\n")
+        self.add("busy", "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done'\n")
+        shown = self.run_all()[2]
+        table = shown[shown.index("most CPU time"):]
+        self.assertRegex(table, r"(?s) s  busy\n.* s  quick\n")
+
+    def test_parts(self):
+        """Catches a part that is not run or not counted, one that is run with the others, and a
+        choice that takes the whole program for one part or nothing for the program."""
+        self.add("unit", "case $1 in --list) echo one; echo two;;\n"
+                         "one) echo '2 passed, 0 failed';;\n"
+                         "two) echo '0 passed, 1 failed'; exit 1;; *) exit 2; esac\n")
+        self.add("other", "exit 0\n")
+        status, total, shown = self.run_all("--parts", "unit")
+        self.assertEqual((status, total), (1, "3 passed, 1 failed, 0 skipped"))
+        self.assertRegex(shown, r"(?m)^unit\.one .* 2 passed$")
+        self.assertEqual(self.run_all("--parts", "unit", "--only", "unit.one other")[:2],
+                         (0, "3 passed, 0 failed, 0 skipped"))
+        self.assertEqual(self.run_all("--parts", "unit", "--only", "unit")[1],
+                         "2 passed, 1 failed, 0 skipped")
 
     def test_only(self):
         """Catches a selection that runs everything, or a misspelt name that runs nothing."""
