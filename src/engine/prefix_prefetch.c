@@ -10,7 +10,7 @@
 enum {
     MAX_PREDICTIONS = 8,
     MAX_PATH = 512,      /* missing blocks of one prediction that are followed */
-    MAX_FETCHES = 4,     /* from the disk, in one look */
+    MAX_FETCHES = 4,     /* from the tiers below the host, in one look */
     MAX_PROMOTIONS = 64, /* in one look */
 };
 
@@ -277,6 +277,7 @@ static bool move_path(struct prefix_prefetch *prefetch, const struct path *path,
         switch (kv_tiers_look(prefetch->tiers, &known->key, known->token_ids)) {
         case KV_PLACE_NONE:
             return true;
+        case KV_PLACE_REMOTE:
         case KV_PLACE_DISK:
             is_chained = false;
             if (*num_fetches == MAX_FETCHES ||
@@ -285,6 +286,7 @@ static bool move_path(struct prefix_prefetch *prefetch, const struct path *path,
             }
             (*num_fetches)++;
             break;
+        case KV_PLACE_ASKED:
         case KV_PLACE_COMING:
             is_chained = false;
             break;

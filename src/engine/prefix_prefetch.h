@@ -7,7 +7,7 @@
  *   predict    once in a while the policy names the ends of paths; what is missing of a path is
  *              looked for, from the head on
  *   plan       a block in RAM is promoted into a free block or a victim's, if the planner lets it;
- *              of the disk a few are fetched at a time
+ *              from below a few are fetched at a time
  *   used, lost what came of it pays for the next ones
  *
  * The planner's link is the measured one, of which predictions may take a share. */
