@@ -252,7 +252,8 @@ static void count_lines(void *user, enum imbrex_log_level level, const char *mes
     int32_t *num_lines = user;
     (void)level;
     if (strstr(message, "KV remote 127.0.0.1") == NULL) {
-        assert_non_null(strstr(message, FOLDER));
+        /* Without a disk there is no folder to name. */
+        assert_true(strstr(message, FOLDER) != NULL || strncmp(message, "KV tiers: ", 10) == 0);
         (*num_lines)++;
     }
 }
@@ -419,7 +420,7 @@ static void walk(uint64_t seed, bool has_faults)
     count_faults(&world);
     assert_true(world.num_found > 1000 && world.num_computed > 100 && world.num_cancelled > 10);
     assert_true(num_restarts > 0 || TEST_SANITIZED || has_remote);
-    assert_int_equal(num_lines > 0, has_faults && world.has_disk);
+    assert_int_equal(num_lines > 0, has_faults);
     assert_int_equal(world.num_remote > 0, has_remote);
     assert_int_equal(world.num_damaged > 0, has_faults);
     /* One line a minute at most, and each tier has its own minute. */
