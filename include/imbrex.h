@@ -393,12 +393,15 @@ struct imbrex_engine_options {
      * imbrex_kv_policy_name (imbrex_kv.h) gives; NULL: "lru"; "none": none stay. */
     const char *kv_policy;
     /* Where blocks go that the KV cache has no room for, to come back instead of being computed
-     * again: RAM (0: none), and a folder on a disk (NULL: none), which a later engine finds as this
-     * one left it, and which one engine uses at a time. With a folder, all weights are read once
-     * for their digest. */
+     * again: RAM (0: none; more than the machine has left is refused), and a folder on a disk
+     * (NULL: none), which a later engine finds as this one left it, and which one engine uses at a
+     * time. With a folder, all weights are read once for their digest. */
     size_t kv_host_bytes;
     const char *kv_disk_path;
-    size_t kv_disk_bytes;  /* that the folder may grow to */
+    size_t kv_disk_bytes; /* that the folder may grow to */
+    /* 1 to 19: blocks lie there packed with zstd at that level; 0: as they are. Either kind is
+     * read, whatever is set. */
+    int32_t kv_disk_zstd_level;
     uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
     /* Where the model runs: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": a GPU if there is
      * one that can, else the CPU, with a note in the log. NULL: "cpu". */

@@ -9,7 +9,6 @@
 /* Of the queue, what one look sees: those that may run soon. */
 #define MAX_REQUESTS 16
 #define MAX_LOOKUPS 8192 /* of keys in one look */
-#define NUM_READERS 2
 /* Until a step has been measured: a guess on the slow side, since a disk is faster than most
  * machines compute, and the first requests after a restart are those that a disk is for. */
 #define UNKNOWN_TOKEN_NS INT64_C(1000000)
@@ -45,7 +44,7 @@ enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *option
         .folder = &tiers->folder,
         .block_bytes = options->kv->block_bytes,
         .max_bytes = options->disk_bytes,
-        .num_readers = NUM_READERS,
+        .zstd_level = options->disk_zstd_level,
     };
     kv_hasher_root(cache->hasher, &cache->identity, NULL, 0, &disk.owner);
     TRY(kv_tiers_create(

@@ -28,7 +28,8 @@ struct prefix_tiers_options {
     size_t host_bytes;
     const char *disk_path; /* NULL: no disk */
     size_t disk_bytes;
-    int32_t num_blocks; /* of the first tier */
+    int32_t disk_zstd_level; /* 0: blocks lie there as they are */
+    int32_t num_blocks;      /* of the first tier */
     struct device *device;
     const struct kv_view *kv;
     const struct log *log;
