@@ -94,11 +94,12 @@ SHARED_LIBS += -lzstd
 PC_ZSTD := , libzstd
 endif
 
-# Where there is no liburing, threads read the disk tier one block at a time each.
+# Where there is no liburing, threads read the disk tier. The shared library takes it in, so that
+# it loads on machines that have none.
 HAS_URING := $(shell echo '\#include <liburing.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1)
 ifneq ($(HAS_URING),)
 STATIC_LIBS += $(call static_or_shared,uring)
-SHARED_LIBS += -luring
+SHARED_LIBS += $(call static_or_shared,uring) -Wl,--exclude-libs,liburing.a
 PC_URING := , liburing
 endif
 
