@@ -102,6 +102,15 @@ SHARED_LIBS += -lhiredis
 PC_HIREDIS := , hiredis
 endif
 
+# Where there is no liburing, threads read the disk tier. The shared library takes it in, so that
+# it loads on machines that have none.
+HAS_URING := $(shell echo '\#include <liburing.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1)
+ifneq ($(HAS_URING),)
+STATIC_LIBS += $(call static_or_shared,uring)
+SHARED_LIBS += $(call static_or_shared,uring) -Wl,--exclude-libs,liburing.a
+PC_URING := , liburing
+endif
+
 # ---- sources: found by their folder -----------------------------------------------------------
 LIB_SOURCES := $(wildcard src/base/*.c src/base/*.S src/ops/*.c src/ops/ref/*.c src/ops/cpu/*.c \
     src/jinja/*.c src/model/*.c src/kv/*.c src/engine/*.c src/sim/*.c)
@@ -207,7 +216,8 @@ help:
 	@echo 'make check      style, layers, gcc and clang with -Werror, asan, tsan, fuzz 10 s each'
 	@echo 'make bench      check and time every kernel; time tokenizers, scheduler and KV cache'
 	@echo 'make differential  tokenizers against the Python package `tokenizers`, if it is there'
-	@echo 'make soak       thousands of requests on a small real model, for many minutes'
+	@echo 'make soak       thousands of requests on a small real model, ten thousand ends of a'
+	@echo '                process that writes the disk tier, for many minutes'
 	@echo 'make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the threaded tests under ThreadSanitizer'
 	@echo 'make fuzz       libFuzzer, FUZZ_SECONDS=$(FUZZ_SECONDS) a target, two at a time'
@@ -265,6 +275,9 @@ $(COMMIT_FILE): FORCE
 
 $(OBJ)/src/cli/machine.o: src/cli/machine.c $(OPTIONS_FILE) $(COMMIT_FILE)
 	$(call QUIET,cc) $(COMPILE) -DIMBREX_COMMIT='"$(COMMIT_TEXT)"'
+
+$(OBJ)/src/kv/kv_ring.o: src/kv/kv_ring.c $(OPTIONS_FILE)
+	$(call QUIET,cc) $(COMPILE) -DIMBREX_HAS_URING=$(if $(HAS_URING),1,0)
 
 $(OBJ)/%.o: %.c $(OPTIONS_FILE)
 	$(call QUIET,cc) $(COMPILE)
@@ -357,9 +370,13 @@ $(FAULTS): $(BUILD)/tests/%: $(OBJ)/tests/fault/%.o $(call objects,$(FAULT_SHARE
 $(BUILD)/tests/fault_kv_remote: $(OBJ)/tests/kv/fake_redis.o
 $(SOAKS): $(BUILD)/tests/%: $(OBJ)/tests/soak/%.o $(OBJ)/tests/engine/request_cases.o $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
+$(BUILD)/tests/soak_kv_disk: $(call objects,$(addprefix tests/kv/,disk_blocks.c faulty_files.c))
 
 $(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)
+# Those whose figures are kept write the head of their reports as the program does.
+REPORTING := $(addprefix $(BUILD)/bench/bench_kv_,pin disk pack)
+$(REPORTING): $(call objects,$(patsubst %,src/cli/%.c,report_header machine output replace_file))
 
 # Examples are built as a user would: against the shared library.
 $(BUILD)/examples/%: examples/%.c include/imbrex.h $(BUILD)/libimbrex.so
@@ -473,7 +490,7 @@ install: check-prefix all
 	ln -sf libimbrex.so.$(VERSION) "$(LIB_TO)/$(SONAME)"
 	ln -sf $(SONAME) "$(LIB_TO)/libimbrex.so"
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-	    -e 's|@ZSTD@|$(PC_ZSTD)$(PC_HIREDIS)|' \
+	    -e 's|@ZSTD@|$(PC_ZSTD)$(PC_HIREDIS)$(PC_URING)|' \
 	    imbrex.pc.in > "$(LIB_TO)/pkgconfig/imbrex.pc"
 
 uninstall: check-prefix

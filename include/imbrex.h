@@ -393,12 +393,15 @@ struct imbrex_engine_options {
      * imbrex_kv_policy_name (imbrex_kv.h) gives; NULL: "lru"; "none": none stay. */
     const char *kv_policy;
     /* Where blocks go that the KV cache has no room for, to come back instead of being computed
-     * again: RAM (0: none), and a folder on a disk (NULL: none), which a later engine finds as this
-     * one left it, and which one engine uses at a time. With a folder, all weights are read once
-     * for their digest. */
+     * again: RAM (0: none; more than the machine has left is refused), and a folder on a disk
+     * (NULL: none), which a later engine finds as this one left it, and which one engine uses at a
+     * time. With a folder, all weights are read once for their digest. */
     size_t kv_host_bytes;
     const char *kv_disk_path;
     size_t kv_disk_bytes; /* that the folder may grow to */
+    /* 1 to 19: blocks lie there packed with zstd at that level; 0: as they are. Either kind is
+     * read, whatever is set. */
+    int32_t kv_disk_zstd_level;
     /* Of the time in which blocks can be brought up, how much may go to those that the policy
      * expects to be asked for, when no request waits for any; 0..100, 0: none. The default is 50;
      * "predictive" and "seed" are the policies that expect something. */

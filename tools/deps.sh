@@ -66,6 +66,7 @@ has_tool ar || need binutils
 { [ -n "$cc" ] && has_library "$cc" zstd.h -lzstd; } || need libzstd-dev
 { [ -n "$cc" ] && has_library "$cc" xxhash.h; } || need libxxhash-dev
 { [ -n "$cc" ] && has_library "$cc" hiredis/hiredis.h -lhiredis; } || need libhiredis-dev
+{ [ -n "$cc" ] && has_library "$cc" liburing.h -luring; } || need liburing-dev
 
 if [ "$level" != build ]; then
     cmocka_headers="stdarg.h stddef.h stdint.h setjmp.h cmocka.h"

@@ -642,6 +642,7 @@ class Engine(_Uncopyable):
     kv_policy: which KV blocks stay for later requests; None: "lru".
     kv_host_bytes, kv_disk_path, kv_disk_bytes: where blocks go that the cache has no room for: RAM,
         and a folder that a later engine finds again.
+    kv_disk_zstd_level: 1 to 19: blocks lie in the folder packed with zstd; 0: as they are.
     kv_prefetch_percent: of the time for copies up, for blocks that the policy expects; 0: none.
     kv_remote_url, kv_remote_secret_path: a Redis or Valkey server for the same, which engines of
         one model may share, and a file of 32 bytes or more that only they have.
@@ -657,6 +658,7 @@ class Engine(_Uncopyable):
                  max_running: int = 0, max_step_tokens: int = 0, max_waiting: int = 0,
                  kv_policy: Optional[str] = None, kv_host_bytes: int = 0,
                  kv_disk_path: Optional[Path] = None, kv_disk_bytes: int = 0,
+                 kv_disk_zstd_level: int = 0,
                  kv_prefetch_percent: int = 50,
                  kv_remote_url: Optional[str] = None, kv_remote_secret_path: Optional[Path] = None,
                  tuned: Optional[Path] = None, batch_invariant: Optional[bool] = None,
@@ -675,6 +677,7 @@ class Engine(_Uncopyable):
             "max_step_tokens": max_step_tokens, "max_waiting": max_waiting,
             "batch_invariant": _INVARIANCE[batch_invariant], "compute": _COMPUTE[compute]})
         _set_fields(options, {"kv_host_bytes": kv_host_bytes, "kv_disk_bytes": kv_disk_bytes,
+                              "kv_disk_zstd_level": kv_disk_zstd_level,
                               "kv_prefetch_percent": kv_prefetch_percent})
         options.kv_policy = _c_text(kv_policy, "kv_policy")
         options.kv_disk_path = _c_path(kv_disk_path, "kv_disk_path")

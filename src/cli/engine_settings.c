@@ -2,8 +2,10 @@
 /* From the shared options to what the library takes. */
 #include "cli/engine_settings.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -223,20 +225,50 @@ static int read_size(const char *option, const char *text, size_t *num_bytes)
     return EXIT_CODE_OK;
 }
 
+/* "zstd" or "zstd=LEVEL". */
+static bool read_zstd(const char *text, int32_t *level)
+{
+    char *end;
+    long found = 1;
+
+    if (strncmp(text, "zstd", strlen("zstd")) != 0) {
+        return false;
+    }
+    text += strlen("zstd");
+    if (*text == '=') {
+        found = strtol(text + 1, &end, 10);
+        text = isdigit((unsigned char)text[1]) ? end : text;
+    }
+    *level = found >= 1 && found <= 19 ? (int32_t)found : 0;
+    return *text == '\0' && *level > 0;
+}
+
 /* The size stands behind the last colon: a folder may have others. */
-static int read_kv_disk(const char *text, char folder[ENGINE_MAX_PATH_BYTES], size_t *num_bytes)
+static int read_kv_disk(const char *text, char folder[ENGINE_MAX_PATH_BYTES],
+                        struct imbrex_engine_options *options)
 {
     const char *colon = strrchr(text, ':');
+    const char *comma = colon != NULL ? strchr(colon, ',') : NULL;
     size_t length = colon != NULL ? (size_t)(colon - text) : 0;
+    char size[64] = "";
 
     if (length == 0 || length >= ENGINE_MAX_PATH_BYTES) {
         output_error("--kv-disk: expected a folder and a size such as cache:20G, found \"%s\"",
                      text);
         return EXIT_CODE_INPUT;
     }
+    if (comma != NULL && !read_zstd(comma + 1, &options->kv_disk_zstd_level)) {
+        output_error(
+            "--kv-disk: expected zstd, or zstd=LEVEL with a level from 1 to 19, behind the "
+            "size and a comma, found \"%s\"",
+            comma + 1);
+        return EXIT_CODE_INPUT;
+    }
     memcpy(folder, text, length);
     folder[length] = '\0';
-    return read_size("kv-disk", colon + 1, num_bytes);
+    (void)snprintf(size, sizeof(size), "%.*s",
+                   comma != NULL ? (int)(comma - colon) - 1 : (int)sizeof(size), colon + 1);
+    return read_size("kv-disk", size, &options->kv_disk_bytes);
 }
 
 /* What a GPU is missed for names the option that asked for it. */
@@ -284,7 +316,7 @@ int engine_settings_choose_tiers(const struct engine_settings *settings,
         exit_code = read_size("kv-host", settings->kv_host, &options->kv_host_bytes);
     }
     if (exit_code == EXIT_CODE_OK && settings->kv_disk != NULL) {
-        exit_code = read_kv_disk(settings->kv_disk, kv_folder, &options->kv_disk_bytes);
+        exit_code = read_kv_disk(settings->kv_disk, kv_folder, options);
         options->kv_disk_path = kv_folder;
     }
     options->kv_remote_url = settings->kv_remote;

@@ -16,7 +16,7 @@ struct engine_settings {
     const char *kv_policy;          /* NULL: ENGINE_KV_POLICY_DEFAULT */
     const char *kv_blocks;          /* a number of blocks or a size; NULL: chosen by the command */
     const char *kv_host;            /* a size; NULL: none */
-    const char *kv_disk;            /* DIR:SIZE; NULL: none */
+    const char *kv_disk;            /* DIR:SIZE[,zstd[=LEVEL]]; NULL: none */
     struct option_integer kv_prefetch; /* percent */
     const char *kv_remote;             /* redis://...; NULL: none */
     const char *kv_remote_secret;      /* a file; NULL: none */
@@ -180,11 +180,13 @@ extern const struct option_choice engine_ablations[];
      .default_text = "none",                                           \
      .offset = offsetof(settings, engine.kv_host)},                    \
     {.long_name = "kv-disk",                                           \
-     .argument = "DIR:SIZE",                                           \
+     .argument = "DIR:SIZE[,zstd[=LEVEL]]",                            \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
      .help = "a folder for the same, which the next run finds as this " \
-             "one left it, such as ~/.cache/imbrex/kv:20G",            \
+             "one left it, such as ~/.cache/imbrex/kv:20G; with zstd " \
+             "blocks lie there packed, at a level of 1 (as alone) to " \
+             "19",                                                     \
      .default_text = "none",                                           \
      .offset = offsetof(settings, engine.kv_disk)},                    \
     {.long_name = "kv-prefetch",                                       \

@@ -8,7 +8,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/machine_memory.h"
 #include "base/thread_pool.h"
+#include "kv/kv_codec.h"
 
 #define DEFAULT_CONTEXT_SIZE 4096
 #define DEFAULT_MAX_STEP_TOKENS 128
@@ -76,6 +78,14 @@ static enum imbrex_status check_tiers(const struct imbrex_engine_options *option
                          options->kv_disk_path != NULL ? "kv_disk_path" : "kv_disk_bytes",
                          options->kv_disk_path != NULL ? "kv_disk_bytes" : "kv_disk_path");
     }
+    if (options->kv_disk_zstd_level > 0 && options->kv_disk_path == NULL) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "kv_disk_zstd_level: expected a kv_disk_path with it, found none");
+    }
+    if (options->kv_disk_zstd_level > 0 && !kv_codec_is_available()) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "kv_disk_zstd_level: expected a build with libzstd, found one without");
+    }
     if (options->kv_prefetch_percent < 0 || options->kv_prefetch_percent > 100) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "kv_prefetch_percent: expected 0..100, found %d",
@@ -102,6 +112,7 @@ static enum imbrex_status check_options(const struct imbrex_engine_options *opti
     TRY(check_range("max_waiting", options->max_waiting, IMBREX_MAX_WAITING, err));
     TRY(check_range("compute", options->compute, IMBREX_COMPUTE_BF16, err));
     TRY(check_range("batch_invariant", options->batch_invariant, IMBREX_INVARIANCE_AUTO, err));
+    TRY(check_range("kv_disk_zstd_level", options->kv_disk_zstd_level, KV_CODEC_MAX_LEVEL, err));
     TRY(check_tiers(options, err));
     return check_range("priority_step_ns", options->priority_step_ns, MAX_PRIORITY_STEP_NS, err);
 }
@@ -309,6 +320,7 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
         .host_bytes = options->kv_host_bytes,
         .disk_path = options->kv_disk_path,
         .disk_bytes = options->kv_disk_bytes,
+        .disk_zstd_level = options->kv_disk_zstd_level,
         .remote_url = options->kv_remote_url,
         .remote_secret_path = options->kv_remote_secret_path,
         .num_blocks = plan->kv_num_blocks,
@@ -392,6 +404,21 @@ static enum imbrex_status create_parts(struct imbrex_engine *engine,
     return IMBREX_STATUS_OK;
 }
 
+/* A plan may be made for another machine, an engine not. */
+static enum imbrex_status check_host_memory(const struct imbrex_engine_options *options,
+                                            struct imbrex_error *err)
+{
+    size_t num_bytes = options->kv_host_bytes > 0 ? machine_memory_bytes("") : SIZE_MAX;
+    if (options->kv_host_bytes > num_bytes) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "kv_host_bytes: expected at most the %zu bytes (%zu MiB) that this "
+                         "machine, or the process's memory limit, has left, found %zu (%zu MiB)",
+                         num_bytes, num_bytes >> 20, options->kv_host_bytes,
+                         options->kv_host_bytes >> 20);
+    }
+    return IMBREX_STATUS_OK;
+}
+
 /* The device stays the caller's. */
 static enum imbrex_status create_on(struct imbrex_model *model,
                                     const struct imbrex_engine_options *options,
@@ -400,6 +427,7 @@ static enum imbrex_status create_on(struct imbrex_model *model,
 {
     struct imbrex_memory_plan plan;
     TRY(plan_on(model, options, target, &plan, err));
+    TRY(check_host_memory(options, err));
     struct imbrex_engine *created = calloc(1, sizeof(*created));
     if (created == NULL) {
         return error_out_of_memory(err, "the engine", sizeof(*created));

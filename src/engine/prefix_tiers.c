@@ -10,8 +10,7 @@
 
 /* Of the queue, what one look sees: those that may run soon. */
 #define MAX_REQUESTS 16
-#define MAX_LOOKUPS 8192 /* of keys in one look */
-#define NUM_READERS 2
+#define MAX_LOOKUPS 8192           /* of keys in one look */
 #define MAX_KNOWN_BLOCKS (1 << 16) /* below the first tier, that can be predicted; 11 MiB */
 /* Until a step has been measured: a guess on the slow side, since a disk is faster than most
  * machines compute, and the first requests after a restart are those that a disk is for. */
@@ -116,7 +115,7 @@ enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *option
         .folder = &tiers->folder,
         .block_bytes = options->kv->block_bytes,
         .max_bytes = options->disk_bytes,
-        .num_readers = NUM_READERS,
+        .zstd_level = options->disk_zstd_level,
     };
     kv_hasher_root(cache->hasher, &cache->identity, NULL, 0, &disk.owner);
     struct kv_remote_url url;

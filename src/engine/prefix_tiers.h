@@ -32,6 +32,7 @@ struct prefix_tiers_options {
     size_t host_bytes;
     const char *disk_path; /* NULL: no disk */
     size_t disk_bytes;
+    int32_t disk_zstd_level;        /* 0: blocks lie there as they are */
     const char *remote_url;         /* NULL: no remote tier */
     const char *remote_secret_path; /* NULL: anybody may know its keys, and make values */
     int32_t num_blocks;             /* of the first tier */

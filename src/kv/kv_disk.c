@@ -1,6 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All bookkeeping is the user's thread's; a worker knows its job alone, and opens a segment by its
- * name for each, so that nothing has to be closed when a segment goes. */
+/* All bookkeeping is the user's thread's; what workers do says kv_disk_job.h.
+ *
+ * A put that is packed first gets its place only when it is known how much it takes:
+ *
+ *   waits for a buffer -> packed by a worker -> waits for a place -> written by the writer
+ *
+ * kv_disk_poll moves it from one to the next.
+ *
+ * Of larger folders the oldest segment is cleaned before its room is needed: what was got since it
+ * was written is moved to the segment that puts go to, all else is dropped, then the file goes.
+ * Where that is not done in time, the oldest segment goes as it is. */
 #include "kv/kv_disk.h"
 
 #include <assert.h>
@@ -10,37 +19,40 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kv/kv_io.h"
-#include "kv/kv_segment.h"
+#include "kv/kv_codec.h"
+#include "kv/kv_disk_job.h"
 #include "kv/kv_table.h"
 
 #define DEFAULT_SEGMENT_BYTES ((size_t)32 << 20)
 #define MAX_BLOCKS (1 << 22) /* what a table of them costs is still small beside the disk */
-#define MAX_PATH_BYTES 4096
+#define FINISH_WAIT_NS INT64_C(1000000000)
 /* A disk that had no room for a segment is asked again so many puts later. */
 #define NUM_REFUSALS 256
-/* A put may need a segment, and that one the place of another. */
-#define MIN_FREE_JOBS 3
+/* Jobs that puts and gets leave to others: a put may need a segment, and that one the place of
+ * another. */
+#define NUM_SERVICE_JOBS 4
+#define NUM_JOBS (KV_DISK_MAX_JOBS + NUM_SERVICE_JOBS)
+/* As many reads at once as a disk needs to be busy; with rings the kernel does several of each. */
+#define DEFAULT_READERS 8
+#define MAX_RING_READERS 4
+/* Reads of one ring: the next one is under way while the last one's blocks are looked at. More of
+ * them are smaller, since less waits that could be put together. */
+#define RING_DEPTH 2
+/* With fewer segments, one that is empty ahead of time is too much of the whole. */
+#define MIN_CLEANED_SEGMENTS 8
 
-enum job_kind { JOB_FREE = 0, JOB_PUT, JOB_GET, JOB_CREATE, JOB_REMOVE };
-
-struct disk_job {
-    struct kv_io_job io; /* first */
-    enum job_kind kind;
-    const struct kv_disk *disk;
-    uint32_t number; /* of the segment */
-    int32_t segment_idx, slot_idx;
-    struct kv_segment_entry entry; /* of a get as it was found, of a put sealed by the worker */
-    void *block;
-    int32_t tag;
-    int failure; /* 0 or -errno */
+/* Jobs in the order in which they came. */
+struct job_queue {
+    int32_t items[NUM_JOBS]; /* [num_items] from first on, around */
+    int32_t first, num_items;
 };
 
 struct segment {
     uint32_t number;
-    int32_t num_taken; /* places that puts were given */
-    int32_t num_valid; /* of these, those that can be found */
-    int32_t num_jobs;  /* that name it */
+    int32_t num_taken;  /* places that puts were given */
+    int32_t num_valid;  /* of these, those that can be found */
+    int32_t num_jobs;   /* that name it */
+    uint32_t next_page; /* that a put gets */
     uint64_t last_use;
     bool is_used; /* else the place is free */
     bool is_dead; /* could not be created: goes with its last job */
@@ -54,17 +66,26 @@ struct foreign_segment {
 
 struct kv_disk {
     struct kv_disk_options options;
-    struct kv_segment_layout layout;
     struct kv_io *io;
-    struct disk_job jobs[KV_DISK_MAX_JOBS];
-    int32_t free_jobs[KV_DISK_MAX_JOBS]; /* [num_free_jobs] stack */
+    struct kv_disk_job jobs[NUM_JOBS];
+    int32_t free_jobs[NUM_JOBS]; /* [num_free_jobs] stack */
     int32_t num_free_jobs;
+    struct job_queue to_pack, to_place, refused; /* puts that no worker has */
+
+    struct kv_disk_work work;                       /* that the workers see */
+    bool has_packed;                                /* some blocks are, or will be */
+    int32_t free_buffers[KV_DISK_WORK_MAX_BUFFERS]; /* [num_free_buffers] stack */
+    int32_t num_free_buffers;
 
     struct segment *segments; /* [max_segments] */
     int32_t max_segments;
     int32_t current;                  /* that puts go to; -1: none */
     struct kv_key *keys;              /* [max_segments * num_slots] */
     struct kv_segment_entry *entries; /* the same; those in the table count */
+    bool *was_got;                    /* the same: since it was written there */
+    int32_t cleaned;                  /* the segment that is; -1: none */
+    int32_t clean_next, num_kept;     /* its slots before are done; blocks that are moved */
+    bool is_closing;
     struct kv_table table;
     struct foreign_segment *foreign; /* [num_foreign], the oldest first; those from first_foreign on
                                       * are there */
@@ -77,75 +98,64 @@ struct kv_disk {
 
 static int32_t slot_of(const struct kv_disk *disk, int32_t segment_idx, int32_t slot_idx)
 {
-    return segment_idx * disk->layout.num_slots + slot_idx;
-}
-
-static int segment_path(const struct kv_disk *disk, uint32_t number, char path[MAX_PATH_BYTES])
-{
-    char name[KV_SEGMENT_NAME_BYTES];
-    kv_segment_name(number, name);
-    int length = snprintf(path, MAX_PATH_BYTES, "%s/%s", disk->options.folder->path, name);
-    return length >= 0 && length < MAX_PATH_BYTES ? 0 : -ENAMETOOLONG;
-}
-
-/* ---- on a worker ----------------------------------------------------------------------------- */
-
-static void run_job(struct kv_io_job *io_job)
-{
-    struct disk_job *job = (struct disk_job *)io_job;
-    const struct kv_disk *disk = job->disk;
-    const struct kv_files *files = disk->options.files;
-    size_t block_bytes = disk->layout.block_bytes;
-    char path[MAX_PATH_BYTES];
-    job->failure = segment_path(disk, job->number, path);
-    if (job->failure != 0) {
-        return;
-    }
-    switch (job->kind) {
-    case JOB_PUT:
-        kv_segment_seal(&job->entry, job->block, block_bytes);
-        job->failure =
-            kv_segment_write(files, path, &disk->layout, job->slot_idx, &job->entry, job->block);
-        break;
-    case JOB_GET:
-        job->failure = kv_segment_read(files, path, &disk->layout, job->slot_idx, job->block);
-        if (job->failure == 0 && !kv_segment_is_intact(&job->entry, job->block, block_bytes)) {
-            job->failure = -EBADMSG;
-        }
-        break;
-    case JOB_CREATE:
-        job->failure = kv_segment_create(files, path, &disk->layout);
-        break;
-    case JOB_REMOVE:
-        job->failure = files->remove(files->user, path);
-        break;
-    case JOB_FREE:
-        break;
-    }
+    return segment_idx * disk->work.layout.num_slots + slot_idx;
 }
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
-static struct disk_job *take_job(struct kv_disk *disk, enum job_kind kind, int32_t segment_idx,
-                                 uint32_t number)
+static void queue_append(struct kv_disk *disk, struct job_queue *queue,
+                         const struct kv_disk_job *job)
 {
-    assert(disk->num_free_jobs > 0);
-    disk->num_free_jobs--;
-    struct disk_job *job = &disk->jobs[disk->free_jobs[disk->num_free_jobs]];
-    *job = (struct disk_job){
-        .io = {.run = run_job, .kind = kind == JOB_GET ? KV_IO_READ : KV_IO_WRITE},
-        .kind = kind,
-        .disk = disk,
-        .number = number,
-        .segment_idx = segment_idx,
-    };
-    if (segment_idx >= 0) {
-        disk->segments[segment_idx].num_jobs++;
-    }
+    queue->items[(queue->first + queue->num_items) % NUM_JOBS] = (int32_t)(job - disk->jobs);
+    queue->num_items++;
+}
+
+static struct kv_disk_job *queue_take(struct kv_disk *disk, struct job_queue *queue)
+{
+    struct kv_disk_job *job = &disk->jobs[queue->items[queue->first]];
+    queue->first = (queue->first + 1) % NUM_JOBS;
+    queue->num_items--;
     return job;
 }
 
-static void release_job(struct kv_disk *disk, struct disk_job *job)
+static void set_segment(struct kv_disk *disk, struct kv_disk_job *job, int32_t segment_idx)
+{
+    job->segment_idx = segment_idx;
+    job->number = disk->segments[segment_idx].number;
+    disk->segments[segment_idx].num_jobs++;
+}
+
+/* Without a segment. */
+static struct kv_disk_job *take_job(struct kv_disk *disk, enum kv_disk_job_kind kind)
+{
+    assert(disk->num_free_jobs > 0);
+    disk->num_free_jobs--;
+    struct kv_disk_job *job = &disk->jobs[disk->free_jobs[disk->num_free_jobs]];
+    *job = (struct kv_disk_job){
+        .io = {.run = kv_disk_job_run,
+               .end = kv_disk_job_end,
+               .kind = kind == KV_DISK_JOB_GET    ? KV_IO_READ
+                       : kind == KV_DISK_JOB_PACK ? KV_IO_PACK
+                                                  : KV_IO_WRITE},
+        .kind = kind,
+        .work = &disk->work,
+        .segment_idx = -1,
+        .from_idx = -1,
+        .buffer_idx = -1,
+    };
+    return job;
+}
+
+static void release_buffer(struct kv_disk *disk, struct kv_disk_job *job)
+{
+    if (job->buffer_idx >= 0) {
+        disk->free_buffers[disk->num_free_buffers] = job->buffer_idx;
+        disk->num_free_buffers++;
+        job->buffer_idx = -1;
+    }
+}
+
+static void release_job(struct kv_disk *disk, struct kv_disk_job *job)
 {
     if (job->segment_idx >= 0) {
         struct segment *segment = &disk->segments[job->segment_idx];
@@ -154,19 +164,23 @@ static void release_job(struct kv_disk *disk, struct disk_job *job)
             *segment = (struct segment){0};
         }
     }
-    job->kind = JOB_FREE;
+    if (job->from_idx >= 0) {
+        disk->segments[job->from_idx].num_jobs--;
+    }
+    release_buffer(disk, job);
+    job->kind = KV_DISK_JOB_FREE;
     disk->free_jobs[disk->num_free_jobs] = (int32_t)(job - disk->jobs);
     disk->num_free_jobs++;
 }
 
 bool kv_disk_is_ready(const struct kv_disk *disk)
 {
-    return disk->num_free_jobs >= MIN_FREE_JOBS;
+    return disk->num_free_jobs > NUM_SERVICE_JOBS;
 }
 
 int32_t kv_disk_num_jobs(const struct kv_disk *disk)
 {
-    return KV_DISK_MAX_JOBS - disk->num_free_jobs;
+    return NUM_JOBS - disk->num_free_jobs;
 }
 
 /* ---- segments come and go -------------------------------------------------------------------- */
@@ -175,12 +189,15 @@ int32_t kv_disk_num_jobs(const struct kv_disk *disk)
 static void remove_file(struct kv_disk *disk, uint32_t number)
 {
     if (disk->io != NULL) {
-        kv_io_submit(disk->io, &take_job(disk, JOB_REMOVE, -1, number)->io);
+        struct kv_disk_job *job = take_job(disk, KV_DISK_JOB_REMOVE);
+        job->number = number;
+        kv_io_submit(disk->io, &job->io);
         return;
     }
-    char path[MAX_PATH_BYTES];
-    const struct kv_files *files = disk->options.files;
-    if (segment_path(disk, number, path) != 0 || files->remove(files->user, path) != 0) {
+    char path[KV_DISK_WORK_PATH_BYTES];
+    const struct kv_files *files = disk->work.files;
+    if (kv_disk_work_path(&disk->work, number, path) != 0 ||
+        files->remove(files->user, path) != 0) {
         disk->metrics.num_write_faults++;
     }
 }
@@ -189,6 +206,31 @@ static void drop_block(struct kv_disk *disk, int32_t segment_idx, int32_t block)
 {
     kv_table_remove(&disk->table, block);
     disk->segments[segment_idx].num_valid--;
+}
+
+static void add_block(struct kv_disk *disk, int32_t segment_idx, int32_t slot_idx,
+                      const struct kv_segment_entry *entry)
+{
+    int32_t block = slot_of(disk, segment_idx, slot_idx);
+    disk->keys[block] = entry->key;
+    disk->entries[block] = *entry;
+    disk->was_got[block] = false;
+    kv_table_add(&disk->table, block);
+    disk->segments[segment_idx].num_valid++;
+}
+
+/* The place becomes free, the file goes. Nothing of it is in the table any more. */
+static void remove_segment(struct kv_disk *disk, int32_t segment_idx)
+{
+    struct segment *segment = &disk->segments[segment_idx];
+    assert(segment->num_valid == 0 && segment->num_jobs == 0);
+    disk->metrics.num_bytes -= kv_segment_file_bytes(&disk->work.layout);
+    disk->metrics.num_segments--;
+    remove_file(disk, segment->number);
+    *segment = (struct segment){0};
+    if (segment_idx == disk->cleaned) {
+        disk->cleaned = -1;
+    }
 }
 
 /* Which of the segments goes next; -1: none may. */
@@ -227,10 +269,7 @@ static bool evict(struct kv_disk *disk)
             disk->metrics.num_evicted++;
         }
     }
-    disk->metrics.num_bytes -= kv_segment_file_bytes(&disk->layout);
-    disk->metrics.num_segments--;
-    remove_file(disk, segment->number);
-    *segment = (struct segment){0};
+    remove_segment(disk, oldest);
     return true;
 }
 
@@ -244,31 +283,35 @@ static int32_t find_free_place(const struct kv_disk *disk)
     return -1;
 }
 
-/* A segment for the next puts. Leaves at least one free job if it succeeds. */
+/* A segment for the next puts. */
 static bool begin_segment(struct kv_disk *disk)
 {
-    int64_t file_bytes = kv_segment_file_bytes(&disk->layout);
+    int64_t file_bytes = kv_segment_file_bytes(&disk->work.layout);
     int32_t place;
     if (disk->num_refusals > 0) {
         disk->num_refusals--;
         return false;
     }
-    /* Each round takes a job, and so do what follows and the put. */
+    /* Each round takes a job, and so does what follows. */
     while ((place = find_free_place(disk)) == -1 ||
            disk->metrics.num_bytes + file_bytes > (int64_t)disk->options.max_bytes) {
-        if (disk->num_free_jobs < MIN_FREE_JOBS || !evict(disk)) {
+        if (disk->num_free_jobs < 2 || !evict(disk)) {
             return false;
         }
     }
-    if (disk->num_free_jobs < 2) {
+    if (disk->num_free_jobs == 0) {
         return false;
     }
-    disk->segments[place] = (struct segment){.number = disk->next_number, .is_used = true};
+    disk->segments[place] = (struct segment){.number = disk->next_number,
+                                             .next_page = kv_segment_first_page(&disk->work.layout),
+                                             .is_used = true};
     disk->next_number++;
     disk->current = place;
     disk->metrics.num_bytes += file_bytes;
     disk->metrics.num_segments++;
-    kv_io_submit(disk->io, &take_job(disk, JOB_CREATE, place, disk->segments[place].number)->io);
+    struct kv_disk_job *job = take_job(disk, KV_DISK_JOB_CREATE);
+    set_segment(disk, job, place);
+    kv_io_submit(disk->io, &job->io);
     return true;
 }
 
@@ -290,26 +333,149 @@ bool kv_disk_has(const struct kv_disk *disk, const struct kv_key *key, const int
     return find(disk, key, token_ids) != -1;
 }
 
+static uint32_t end_page(const struct kv_disk *disk)
+{
+    return kv_segment_num_pages((size_t)kv_segment_file_bytes(&disk->work.layout));
+}
+
+/* Whether the segment that puts go to takes one more. */
+static bool has_place(const struct kv_disk *disk, size_t stored_bytes)
+{
+    if (disk->current == -1) {
+        return false;
+    }
+    const struct segment *current = &disk->segments[disk->current];
+    return current->num_taken < disk->work.layout.num_slots &&
+           end_page(disk) - current->next_page >= kv_segment_num_pages(stored_bytes);
+}
+
+/* Gives a put or a move the next place and hands it to the writer. */
+static void take_place(struct kv_disk *disk, struct kv_disk_job *job)
+{
+    struct segment *segment = &disk->segments[disk->current];
+    set_segment(disk, job, disk->current);
+    job->slot_idx = segment->num_taken;
+    job->entry.first_page = segment->next_page;
+    segment->num_taken++;
+    segment->next_page += kv_segment_num_pages(job->entry.stored_bytes);
+    segment->last_use = ++disk->num_uses;
+    kv_io_submit(disk->io, &job->io);
+}
+
+/* False: there is no place for it. */
+static bool place(struct kv_disk *disk, struct kv_disk_job *job)
+{
+    if (!has_place(disk, job->entry.stored_bytes)) {
+        disk->current = -1;
+        if (!begin_segment(disk)) {
+            disk->metrics.num_refused++;
+            return false;
+        }
+    }
+    take_place(disk, job);
+    return true;
+}
+
+/* Whether the room of the oldest segment will be needed soon. */
+static bool must_clean(const struct kv_disk *disk)
+{
+    if (disk->max_segments < MIN_CLEANED_SEGMENTS || disk->is_closing || disk->current == -1 ||
+        disk->first_foreign < disk->num_foreign) {
+        return false;
+    }
+    uint32_t first_page = kv_segment_first_page(&disk->work.layout);
+    bool is_half_full =
+        disk->segments[disk->current].next_page - first_page >= (end_page(disk) - first_page) / 2;
+    int64_t next_bytes = disk->metrics.num_bytes + kv_segment_file_bytes(&disk->work.layout);
+    return is_half_full && (disk->metrics.num_segments == disk->max_segments ||
+                            next_bytes > (int64_t)disk->options.max_bytes);
+}
+
+/* At most a quarter of a segment is kept, so that puts always get on. */
+static bool is_kept(const struct kv_disk *disk, int32_t block)
+{
+    return disk->was_got[block] && disk->num_kept < (disk->work.layout.num_blocks + 3) / 4 &&
+           has_place(disk, disk->entries[block].stored_bytes);
+}
+
+static void clean_some(struct kv_disk *disk)
+{
+    if (disk->cleaned == -1 && must_clean(disk)) {
+        disk->cleaned = find_oldest(disk);
+        disk->clean_next = 0;
+        disk->num_kept = 0;
+    }
+    if (disk->cleaned == -1) {
+        return;
+    }
+    const struct segment *segment = &disk->segments[disk->cleaned];
+    for (; disk->clean_next < segment->num_taken; disk->clean_next++) {
+        int32_t block = slot_of(disk, disk->cleaned, disk->clean_next);
+        if (kv_table_find(&disk->table, &disk->keys[block]) != block) {
+            continue;
+        }
+        if (!is_kept(disk, block)) {
+            drop_block(disk, disk->cleaned, block);
+            disk->metrics.num_evicted++;
+            continue;
+        }
+        if (!kv_disk_is_ready(disk)) {
+            return;
+        }
+        struct kv_disk_job *job = take_job(disk, KV_DISK_JOB_MOVE);
+        job->entry = disk->entries[block];
+        job->from_idx = disk->cleaned;
+        job->from_number = segment->number;
+        job->from_page = job->entry.first_page;
+        job->from_slot_idx = disk->clean_next;
+        disk->segments[disk->cleaned].num_jobs++;
+        disk->num_kept++;
+        take_place(disk, job);
+    }
+    if (segment->num_jobs == 0 && disk->num_free_jobs > 0) {
+        remove_segment(disk, disk->cleaned);
+    }
+}
+
+/* Moves puts on that wait for a buffer or for a place. */
+static void move_puts(struct kv_disk *disk)
+{
+    /* With fewer free jobs a segment could not be made where it can be a moment later. */
+    while (disk->to_place.num_items > 0 && disk->num_free_jobs >= 2) {
+        struct kv_disk_job *job = queue_take(disk, &disk->to_place);
+        if (!place(disk, job)) {
+            queue_append(disk, &disk->refused, job);
+        }
+    }
+    while (disk->to_pack.num_items > 0 && disk->num_free_buffers > 0) {
+        struct kv_disk_job *job = queue_take(disk, &disk->to_pack);
+        disk->num_free_buffers--;
+        job->buffer_idx = disk->free_buffers[disk->num_free_buffers];
+        kv_io_submit(disk->io, &job->io);
+    }
+}
+
 bool kv_disk_put(struct kv_disk *disk, const struct kv_key *key, const int32_t *token_ids,
                  const void *block, int32_t tag)
 {
-    if (disk->current >= 0 && disk->segments[disk->current].num_taken == disk->layout.num_slots) {
-        disk->current = -1;
-    }
-    if (disk->num_free_jobs == 0 || (disk->current == -1 && !begin_segment(disk))) {
+    bool is_packed = disk->options.zstd_level > 0;
+    if (!kv_disk_is_ready(disk)) {
         disk->metrics.num_refused++;
         return false;
     }
-    struct segment *segment = &disk->segments[disk->current];
-    struct disk_job *job = take_job(disk, JOB_PUT, disk->current, segment->number);
-    job->slot_idx = segment->num_taken;
-    segment->num_taken++;
-    segment->last_use = ++disk->num_uses;
-    job->entry = (struct kv_segment_entry){.key = *key};
+    struct kv_disk_job *job = take_job(disk, is_packed ? KV_DISK_JOB_PACK : KV_DISK_JOB_PUT);
+    job->entry = (struct kv_segment_entry){.key = *key,
+                                           .stored_bytes = (uint32_t)disk->work.layout.block_bytes};
     memcpy(job->entry.token_ids, token_ids, sizeof(job->entry.token_ids));
     job->block = (void *)(uintptr_t)block; /* a put reads it only */
     job->tag = tag;
-    kv_io_submit(disk->io, &job->io);
+    if (is_packed) {
+        queue_append(disk, &disk->to_pack, job);
+        move_puts(disk);
+    } else if (!place(disk, job)) {
+        release_job(disk, job);
+        return false;
+    }
     return true;
 }
 
@@ -317,26 +483,31 @@ bool kv_disk_get(struct kv_disk *disk, const struct kv_key *key, const int32_t *
                  void *block, int32_t tag)
 {
     int32_t found = find(disk, key, token_ids);
-    if (found == -1 || disk->num_free_jobs == 0) {
+    if (found == -1 || !kv_disk_is_ready(disk)) {
         return false;
     }
-    int32_t segment_idx = found / disk->layout.num_slots;
-    struct segment *segment = &disk->segments[segment_idx];
-    struct disk_job *job = take_job(disk, JOB_GET, segment_idx, segment->number);
-    segment->last_use = ++disk->num_uses;
-    job->slot_idx = found % disk->layout.num_slots;
+    int32_t segment_idx = found / disk->work.layout.num_slots;
+    struct kv_disk_job *job = take_job(disk, KV_DISK_JOB_GET);
+    set_segment(disk, job, segment_idx);
+    disk->segments[segment_idx].last_use = ++disk->num_uses;
+    disk->was_got[found] = true;
+    job->slot_idx = found % disk->work.layout.num_slots;
     job->entry = disk->entries[found];
     job->block = block;
     job->tag = tag;
+    job->io.read = (struct kv_io_read){.file = job->number,
+                                       .offset = kv_segment_block_offset(&job->entry),
+                                       .bytes = block,
+                                       .num_bytes = kv_segment_page_bytes(&job->entry)};
     kv_io_submit(disk->io, &job->io);
     return true;
 }
 
 bool kv_disk_cancel_get(struct kv_disk *disk, int32_t tag)
 {
-    for (int32_t i = 0; i < KV_DISK_MAX_JOBS; i++) {
-        struct disk_job *job = &disk->jobs[i];
-        if (job->kind == JOB_GET && job->tag == tag) {
+    for (int32_t i = 0; i < NUM_JOBS; i++) {
+        struct kv_disk_job *job = &disk->jobs[i];
+        if (job->kind == KV_DISK_JOB_GET && job->tag == tag) {
             if (!kv_io_cancel(disk->io, &job->io)) {
                 return false;
             }
@@ -349,27 +520,39 @@ bool kv_disk_cancel_get(struct kv_disk *disk, int32_t tag)
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-static void end_put(struct kv_disk *disk, const struct disk_job *job)
+static void count_write_failure(struct kv_disk *disk, const struct kv_disk_job *job)
 {
-    if (job->failure != 0) {
-        disk->metrics.num_write_faults++;
-        /* Of a segment that could not be made, why is known. */
-        if (job->failure != -ENOENT || !disk->segments[job->segment_idx].is_dead) {
-            disk->metrics.last_failure = -job->failure;
-        }
-        return;
-    }
-    int32_t block = slot_of(disk, job->segment_idx, job->slot_idx);
-    disk->metrics.num_put++;
-    if (kv_table_find(&disk->table, &job->entry.key) == -1) {
-        disk->keys[block] = job->entry.key;
-        disk->entries[block] = job->entry;
-        kv_table_add(&disk->table, block);
-        disk->segments[job->segment_idx].num_valid++;
+    disk->metrics.num_write_faults++;
+    /* Of a segment that could not be made, why is known. */
+    if (job->failure != -ENOENT || !disk->segments[job->segment_idx].is_dead) {
+        disk->metrics.last_failure = -job->failure;
     }
 }
 
-static void end_get(struct kv_disk *disk, const struct disk_job *job)
+static void end_put(struct kv_disk *disk, const struct kv_disk_job *job)
+{
+    if (job->failure != 0) {
+        count_write_failure(disk, job);
+        return;
+    }
+    disk->metrics.num_put++;
+    disk->metrics.num_put_bytes += job->entry.stored_bytes;
+    if (kv_table_find(&disk->table, &job->entry.key) == -1) {
+        add_block(disk, job->segment_idx, job->slot_idx, &job->entry);
+    }
+}
+
+static void count_read_failure(struct kv_disk *disk, int failure)
+{
+    if (failure == -EBADMSG || failure == -ENODATA) {
+        disk->metrics.num_damaged++;
+    } else {
+        disk->metrics.num_read_faults++;
+        disk->metrics.last_failure = -failure;
+    }
+}
+
+static void end_get(struct kv_disk *disk, const struct kv_disk_job *job)
 {
     if (job->failure == 0) {
         disk->metrics.num_got++;
@@ -379,21 +562,34 @@ static void end_get(struct kv_disk *disk, const struct disk_job *job)
     if (kv_table_find(&disk->table, &job->entry.key) == block) {
         drop_block(disk, job->segment_idx, block);
     }
-    if (job->failure == -EBADMSG || job->failure == -ENODATA) {
-        disk->metrics.num_damaged++;
+    count_read_failure(disk, job->failure);
+}
+
+/* Before, the block is found where it was; afterwards in its new place, or nowhere. */
+static void end_move(struct kv_disk *disk, const struct kv_disk_job *job)
+{
+    int32_t from = slot_of(disk, job->from_idx, job->from_slot_idx);
+    if (kv_table_find(&disk->table, &job->entry.key) != from) {
+        return; /* damaged, as a get has found meanwhile */
+    }
+    drop_block(disk, job->from_idx, from);
+    if (job->failure == 0) {
+        add_block(disk, job->segment_idx, job->slot_idx, &job->entry);
+        disk->metrics.num_moved++;
+    } else if (job->is_sealed) {
+        count_write_failure(disk, job);
     } else {
-        disk->metrics.num_read_faults++;
-        disk->metrics.last_failure = -job->failure;
+        count_read_failure(disk, job->failure);
     }
 }
 
-static void end_create(struct kv_disk *disk, const struct disk_job *job)
+static void end_create(struct kv_disk *disk, const struct kv_disk_job *job)
 {
     if (job->failure == 0) {
         return;
     }
     disk->segments[job->segment_idx].is_dead = true;
-    disk->metrics.num_bytes -= kv_segment_file_bytes(&disk->layout);
+    disk->metrics.num_bytes -= kv_segment_file_bytes(&disk->work.layout);
     disk->metrics.num_segments--;
     disk->metrics.num_segment_faults++;
     disk->metrics.last_failure = -job->failure;
@@ -403,30 +599,73 @@ static void end_create(struct kv_disk *disk, const struct disk_job *job)
     }
 }
 
-bool kv_disk_poll(struct kv_disk *disk, struct kv_disk_result *result)
+static void end_job(struct kv_disk *disk, struct kv_disk_job *job)
 {
-    struct kv_io_job *io_job;
-    while ((io_job = kv_io_poll(disk->io)) != NULL) {
-        struct disk_job *job = (struct disk_job *)io_job;
-        bool is_block = job->kind == JOB_PUT || job->kind == JOB_GET;
-        *result = (struct kv_disk_result){
-            .tag = job->tag, .is_get = job->kind == JOB_GET, .is_good = job->failure == 0};
-        if (job->kind == JOB_PUT) {
-            end_put(disk, job);
-        } else if (job->kind == JOB_GET) {
-            end_get(disk, job);
-        } else if (job->kind == JOB_CREATE) {
-            end_create(disk, job);
-        } else if (job->failure != 0) {
+    switch (job->kind) {
+    case KV_DISK_JOB_PUT:
+        end_put(disk, job);
+        break;
+    case KV_DISK_JOB_GET:
+        end_get(disk, job);
+        break;
+    case KV_DISK_JOB_CREATE:
+        end_create(disk, job);
+        break;
+    case KV_DISK_JOB_MOVE:
+        end_move(disk, job);
+        break;
+    case KV_DISK_JOB_REMOVE:
+        if (job->failure != 0) {
             disk->metrics.num_write_faults++;
             disk->metrics.last_failure = -job->failure;
         }
+        break;
+    case KV_DISK_JOB_PACK:
+    case KV_DISK_JOB_FREE:
+        break;
+    }
+}
+
+/* The writer's turn comes next. */
+static void end_pack(struct kv_disk *disk, struct kv_disk_job *job)
+{
+    job->kind = KV_DISK_JOB_PUT;
+    job->io.kind = KV_IO_WRITE;
+    if (job->entry.stored_bytes == disk->work.layout.block_bytes) {
+        release_buffer(disk, job);
+    }
+    queue_append(disk, &disk->to_place, job);
+}
+
+bool kv_disk_poll(struct kv_disk *disk, struct kv_disk_result *result)
+{
+    for (;;) {
+        move_puts(disk);
+        if (disk->refused.num_items > 0) {
+            struct kv_disk_job *job = queue_take(disk, &disk->refused);
+            *result = (struct kv_disk_result){.tag = job->tag};
+            release_job(disk, job);
+            return true;
+        }
+        clean_some(disk);
+        struct kv_disk_job *job = (struct kv_disk_job *)kv_io_poll(disk->io);
+        if (job == NULL) {
+            return false;
+        }
+        if (job->kind == KV_DISK_JOB_PACK) {
+            end_pack(disk, job);
+            continue;
+        }
+        bool is_block = job->kind == KV_DISK_JOB_PUT || job->kind == KV_DISK_JOB_GET;
+        *result = (struct kv_disk_result){
+            .tag = job->tag, .is_get = job->kind == KV_DISK_JOB_GET, .is_good = job->failure == 0};
+        end_job(disk, job);
         release_job(disk, job);
         if (is_block) {
+            move_puts(disk);
             return true;
         }
     }
-    return false;
 }
 
 void kv_disk_wait(struct kv_disk *disk, int64_t timeout_ns)
@@ -440,8 +679,8 @@ void kv_disk_wait(struct kv_disk *disk, int64_t timeout_ns)
 static enum imbrex_status list_segments(const struct kv_disk *disk, uint32_t **numbers,
                                         int32_t *num_numbers, struct imbrex_error *err)
 {
-    const char *folder_path = disk->options.folder->path;
-    const struct kv_files *files = disk->options.files;
+    const char *folder_path = disk->work.folder;
+    const struct kv_files *files = disk->work.files;
     uint32_t *listed = NULL;
     int32_t num_listed = 0, max_listed = 0;
     DIR *folder = opendir(folder_path);
@@ -452,7 +691,7 @@ static enum imbrex_status list_segments(const struct kv_disk *disk, uint32_t **n
     for (const struct dirent *item; (item = readdir(folder)) != NULL;) {
         uint32_t number;
         bool is_partial;
-        char path[MAX_PATH_BYTES];
+        char path[KV_DISK_WORK_PATH_BYTES];
         if (!kv_segment_parse_name(item->d_name, &number, &is_partial)) {
             continue;
         }
@@ -499,22 +738,31 @@ static void adopt(struct kv_disk *disk, uint32_t number, const struct kv_segment
         (void)evict(disk);
     }
     struct segment *segment = &disk->segments[place];
-    *segment = (struct segment){.number = number, .last_use = ++disk->num_uses, .is_used = true};
+    *segment = (struct segment){.number = number,
+                                .next_page = kv_segment_first_page(&disk->work.layout),
+                                .last_use = ++disk->num_uses,
+                                .is_used = true};
     disk->current = place;
-    disk->metrics.num_bytes += kv_segment_file_bytes(&disk->layout);
+    disk->metrics.num_bytes += kv_segment_file_bytes(&disk->work.layout);
     disk->metrics.num_segments++;
-    for (int32_t i = 0; i < disk->layout.num_slots; i++) {
-        int32_t block = slot_of(disk, place, i);
+    for (int32_t i = 0; i < disk->work.layout.num_slots; i++) {
         if (memcmp(&entries[i], &empty, sizeof(empty)) == 0) {
             continue;
         }
         segment->num_taken = i + 1;
-        if (kv_table_find(&disk->table, &entries[i].key) == -1) {
-            disk->keys[block] = entries[i].key;
-            disk->entries[block] = entries[i];
-            kv_table_add(&disk->table, block);
-            segment->num_valid++;
+        uint32_t end_page = entries[i].first_page + kv_segment_num_pages(entries[i].stored_bytes);
+        segment->next_page = end_page > segment->next_page ? end_page : segment->next_page;
+        bool is_packed = entries[i].stored_bytes < disk->work.layout.block_bytes;
+        if (is_packed && !kv_codec_is_available()) {
+            continue;
         }
+        disk->has_packed |= is_packed;
+        /* Moved, and the process ended before the older segment went: that one goes first. */
+        int32_t older = kv_table_find(&disk->table, &entries[i].key);
+        if (older != -1) {
+            drop_block(disk, older / disk->work.layout.num_slots, older);
+        }
+        add_block(disk, place, i, &entries[i]);
     }
 }
 
@@ -522,7 +770,7 @@ static enum imbrex_status scan(struct kv_disk *disk, struct imbrex_error *err)
 {
     uint32_t *numbers = NULL;
     int32_t num_numbers = 0;
-    size_t table_bytes = (size_t)disk->layout.num_slots * sizeof(struct kv_segment_entry);
+    size_t table_bytes = (size_t)disk->work.layout.num_slots * sizeof(struct kv_segment_entry);
     TRY(list_segments(disk, &numbers, &num_numbers, err));
     struct kv_segment_entry *entries = malloc(table_bytes);
     disk->foreign = calloc((size_t)num_numbers + 1, sizeof(*disk->foreign));
@@ -535,13 +783,13 @@ static enum imbrex_status scan(struct kv_disk *disk, struct imbrex_error *err)
         qsort(numbers, (size_t)num_numbers, sizeof(*numbers), compare_numbers);
     }
     for (int32_t i = 0; i < num_numbers; i++) {
-        char path[MAX_PATH_BYTES];
+        char path[KV_DISK_WORK_PATH_BYTES];
         enum kv_segment_kind kind = KV_SEGMENT_FOREIGN;
         int64_t num_bytes = 0;
         int32_t num_broken = 0;
-        int failure = segment_path(disk, numbers[i], path);
+        int failure = kv_disk_work_path(&disk->work, numbers[i], path);
         if (failure == 0) {
-            failure = kv_segment_scan(disk->options.files, path, &disk->layout, &kind, entries,
+            failure = kv_segment_scan(disk->work.files, path, &disk->work.layout, &kind, entries,
                                       &num_bytes, &num_broken);
         }
         disk->next_number = numbers[i] + 1;
@@ -568,24 +816,42 @@ static enum imbrex_status scan(struct kv_disk *disk, struct imbrex_error *err)
 
 size_t kv_disk_min_bytes(size_t block_bytes, size_t segment_bytes)
 {
-    const struct kv_segment_layout layout = {
-        .num_slots = kv_segment_num_slots(block_bytes, segment_bytes != 0 ? segment_bytes
-                                                                          : DEFAULT_SEGMENT_BYTES),
-        .block_bytes = block_bytes};
+    static const struct kv_key nobody;
+    struct kv_segment_layout layout = kv_segment_layout(
+        block_bytes, segment_bytes != 0 ? segment_bytes : DEFAULT_SEGMENT_BYTES, &nobody);
     return 2 * (size_t)kv_segment_file_bytes(&layout);
 }
 
 static enum imbrex_status create_index(struct kv_disk *disk, struct imbrex_error *err)
 {
-    size_t num_blocks = (size_t)disk->max_segments * (size_t)disk->layout.num_slots;
+    size_t num_blocks = (size_t)disk->max_segments * (size_t)disk->work.layout.num_slots;
     disk->segments = calloc((size_t)disk->max_segments, sizeof(*disk->segments));
     disk->keys = calloc(num_blocks, sizeof(*disk->keys));
     disk->entries = calloc(num_blocks, sizeof(*disk->entries));
-    if (disk->segments == NULL || disk->keys == NULL || disk->entries == NULL) {
+    disk->was_got = calloc(num_blocks, sizeof(*disk->was_got));
+    if (disk->segments == NULL || disk->keys == NULL || disk->entries == NULL ||
+        disk->was_got == NULL) {
         return error_out_of_memory(err, "the disk tier's index",
                                    num_blocks * sizeof(*disk->entries));
     }
     return kv_table_create((int32_t)num_blocks, disk->keys, &disk->table, err);
+}
+
+static enum imbrex_status create_io(struct kv_disk *disk, struct imbrex_error *err)
+{
+    const struct kv_io_options options = {
+        .num_workers = {[KV_IO_READ] = disk->work.num_readers,
+                        [KV_IO_WRITE] = 1,
+                        [KV_IO_PACK] = disk->options.zstd_level > 0 ? KV_DISK_WORK_NUM_PACKERS : 0},
+        .num_ring_readers =
+            disk->work.num_readers < MAX_RING_READERS ? disk->work.num_readers : MAX_RING_READERS,
+        .ring_depth = disk->options.forbids_ring ? 0 : RING_DEPTH,
+        .files = disk->work.files,
+        .open = kv_disk_work_open,
+        .user = &disk->work};
+    TRY(kv_io_create(&options, &disk->io, err));
+    disk->metrics.ring_failure = -kv_io_ring_failure(disk->io);
+    return IMBREX_STATUS_OK;
 }
 
 enum imbrex_status kv_disk_open(const struct kv_disk_options *options, struct kv_disk **disk,
@@ -594,6 +860,7 @@ enum imbrex_status kv_disk_open(const struct kv_disk_options *options, struct kv
     enum imbrex_status status;
     size_t min_bytes = kv_disk_min_bytes(options->block_bytes, options->segment_bytes);
     assert(options->block_bytes > 0 && options->block_bytes % KV_BLOCK_ALIGNMENT == 0);
+    assert(options->block_bytes <= UINT32_MAX && options->num_readers <= KV_DISK_WORK_MAX_READERS);
     if (options->max_bytes < min_bytes) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "kv_disk_bytes: expected at least %zu, two segments of blocks of %zu "
@@ -605,26 +872,30 @@ enum imbrex_status kv_disk_open(const struct kv_disk_options *options, struct kv
         return error_out_of_memory(err, "the disk tier", sizeof(*created));
     }
     created->options = *options;
-    if (options->files == NULL) {
-        created->options.files = &kv_files_system;
-    }
-    created->layout = (struct kv_segment_layout){
-        .num_slots = kv_segment_num_slots(options->block_bytes, options->segment_bytes != 0
-                                                                    ? options->segment_bytes
-                                                                    : DEFAULT_SEGMENT_BYTES),
-        .block_bytes = options->block_bytes,
-        .owner = options->owner};
+    created->work.files = options->files != NULL ? options->files : &kv_files_system;
+    created->work.folder = options->folder->path;
+    created->work.num_readers = options->num_readers > 0 ? options->num_readers : DEFAULT_READERS;
+    created->work.layout = kv_segment_layout(options->block_bytes,
+                                             options->segment_bytes != 0 ? options->segment_bytes
+                                                                         : DEFAULT_SEGMENT_BYTES,
+                                             &options->owner);
     size_t num_segments = options->max_bytes / (min_bytes / 2);
-    size_t max_segments = (size_t)(MAX_BLOCKS / created->layout.num_slots);
+    size_t max_segments = (size_t)(MAX_BLOCKS / created->work.layout.num_slots);
     created->max_segments = (int32_t)(num_segments < max_segments ? num_segments : max_segments);
     created->current = -1;
-    for (int32_t i = 0; i < KV_DISK_MAX_JOBS; i++) {
-        created->free_jobs[i] = KV_DISK_MAX_JOBS - 1 - i;
+    created->cleaned = -1;
+    for (int32_t i = 0; i < NUM_JOBS; i++) {
+        created->free_jobs[i] = NUM_JOBS - 1 - i;
     }
-    created->num_free_jobs = KV_DISK_MAX_JOBS;
+    created->num_free_jobs = NUM_JOBS;
     TRY_OR_FAIL(create_index(created, err));
     TRY_OR_FAIL(scan(created, err));
-    TRY_OR_FAIL(kv_io_create(options->num_readers, &created->io, err));
+    TRY_OR_FAIL(kv_disk_work_create(&created->work, options->zstd_level, created->has_packed, err));
+    for (int32_t i = 0; i < created->work.num_buffers; i++) {
+        created->free_buffers[i] = i;
+    }
+    created->num_free_buffers = created->work.num_buffers;
+    TRY_OR_FAIL(create_io(created, err));
     *disk = created;
     return IMBREX_STATUS_OK;
 fail:
@@ -632,21 +903,38 @@ fail:
     return status;
 }
 
+/* Gets that have not begun are given up; all else is brought to its end. */
+static void finish_jobs(struct kv_disk *disk)
+{
+    struct kv_disk_result ignored;
+    disk->is_closing = true;
+    for (int32_t i = 0; i < NUM_JOBS; i++) {
+        if (disk->jobs[i].kind == KV_DISK_JOB_GET && kv_io_cancel(disk->io, &disk->jobs[i].io)) {
+            release_job(disk, &disk->jobs[i]);
+        }
+    }
+    while (kv_disk_num_jobs(disk) > 0) {
+        if (!kv_disk_poll(disk, &ignored) && kv_disk_num_jobs(disk) > 0) {
+            kv_disk_wait(disk, FINISH_WAIT_NS);
+        }
+    }
+}
+
 void kv_disk_close(struct kv_disk *disk)
 {
     if (disk == NULL) {
         return;
     }
-    for (int32_t i = 0; disk->io != NULL && i < KV_DISK_MAX_JOBS; i++) {
-        if (disk->jobs[i].kind == JOB_GET) {
-            (void)kv_io_cancel(disk->io, &disk->jobs[i].io);
-        }
+    if (disk->io != NULL) {
+        finish_jobs(disk);
     }
     kv_io_destroy(disk->io);
+    kv_disk_work_destroy(&disk->work);
     kv_table_destroy(&disk->table);
     free(disk->segments);
     free(disk->keys);
     free(disk->entries);
+    free(disk->was_got);
     free(disk->foreign);
     free(disk);
 }
@@ -672,7 +960,7 @@ bool kv_disk_check(const struct kv_disk *disk)
             int32_t block = slot_of(disk, i, j);
             num_found += kv_table_find(&disk->table, &disk->keys[block]) == block;
         }
-        if (num_found != segment->num_valid || segment->num_taken > disk->layout.num_slots) {
+        if (num_found != segment->num_valid || segment->num_taken > disk->work.layout.num_slots) {
             return false;
         }
         num_valid += num_found;
@@ -681,7 +969,7 @@ bool kv_disk_check(const struct kv_disk *disk)
     for (int32_t i = disk->first_foreign; i < disk->num_foreign; i++) {
         num_bytes += disk->foreign[i].num_bytes;
     }
-    num_bytes += num_segments * kv_segment_file_bytes(&disk->layout);
+    num_bytes += num_segments * kv_segment_file_bytes(&disk->work.layout);
     return num_valid == disk->table.num_entries && num_segments == disk->metrics.num_segments &&
            num_bytes == disk->metrics.num_bytes && num_bytes <= (int64_t)disk->options.max_bytes;
 }

@@ -8,7 +8,8 @@
  *
  * What fails costs the block and nothing else: it is not found any more, counted, and its user
  * computes it again. Room is made by whole segments: the one that was used longest ago goes, those
- * of other owners first. */
+ * of other owners first; of larger folders in the background, and blocks that were got since they
+ * were written stay. */
 #ifndef IMBREX_KV_KV_DISK_H
 #define IMBREX_KV_KV_DISK_H
 
@@ -26,7 +27,9 @@ struct kv_disk_options {
     size_t block_bytes;           /* a multiple of KV_BLOCK_ALIGNMENT */
     size_t max_bytes;             /* of all segments in the folder */
     size_t segment_bytes;         /* of one, at most, if a block fits; 0: 32 MiB */
-    int32_t num_readers;          /* threads; >= 1 */
+    int32_t num_readers;          /* threads; 0: as many as serve a disk well */
+    int32_t zstd_level;           /* that blocks are packed with (kv_codec.h); 0: as they are */
+    bool forbids_ring;            /* reads are done by threads alone */
     const struct kv_files *files; /* NULL: the system's */
 };
 
@@ -39,14 +42,17 @@ struct kv_disk_result {
 
 struct kv_disk_metrics {
     uint64_t num_put, num_got;   /* blocks that went there, that came back whole */
+    uint64_t num_put_bytes;      /* that those that went there take */
     uint64_t num_refused;        /* puts without room, or after a failure to make any */
     uint64_t num_segment_faults; /* segments that could not be made: a full disk, say */
     uint64_t num_write_faults;   /* blocks not written: no room on the disk, or it failed */
     uint64_t num_read_faults;    /* blocks not read */
     uint64_t num_damaged;        /* blocks, entries and headers that are not what was written */
     uint64_t num_evicted;        /* blocks that went for others */
+    uint64_t num_moved;          /* blocks that stayed when the rest of their segment went */
     int64_t num_blocks, num_segments, num_bytes; /* now; bytes with those of other owners */
     int last_failure;                            /* errno of the last write or read fault */
+    int ring_failure; /* errno: why the kernel does not do reads on its own; 0: it does */
 };
 
 struct kv_disk;
@@ -55,7 +61,8 @@ struct kv_disk;
 size_t kv_disk_min_bytes(size_t block_bytes, size_t segment_bytes);
 
 /* Reads what the folder has: headers and entries, no blocks. INVALID_ARGUMENT if max_bytes is too
- * small, IO if the folder cannot be read, OUT_OF_MEMORY. */
+ * small, UNSUPPORTED if blocks are to be packed and this build cannot, IO if the folder cannot be
+ * read, OUT_OF_MEMORY. */
 enum imbrex_status kv_disk_open(const struct kv_disk_options *options, struct kv_disk **disk,
                                 struct imbrex_error *err);
 /* Finishes all puts, gives up gets. NULL does nothing. */

@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 struct kv_files {
     void *user;
@@ -16,6 +17,16 @@ struct kv_files {
     /* At most num_bytes; fewer are no failure. */
     int64_t (*read)(void *user, int fd, void *bytes, size_t num_bytes, int64_t offset);
     int64_t (*write)(void *user, int fd, const void *bytes, size_t num_bytes, int64_t offset);
+    /* The same into several buffers, one after the other. */
+    int64_t (*read_parts)(void *user, int fd, const struct iovec *parts, int32_t num_parts,
+                          int64_t offset);
+    /* What is read next, whole pages into whole pages, lies there. If the page cache has it, it
+     * comes from there; if not, reads go past the page cache from now on, where the file system can
+     * do that: no page is filled and copied, and what others have there stays. */
+    void (*prefer_direct)(void *user, int fd, int64_t offset, size_t num_bytes);
+    /* Sees what a read gave that the kernel did without `read` (kv_ring.h), and may change it: once
+     * for each buffer. NULL: nobody does. */
+    int64_t (*settle)(void *user, void *bytes, int64_t num_read);
     /* The file has num_bytes from now on, with room for them on the disk where that can be had. */
     int (*resize)(void *user, int fd, int64_t num_bytes);
     int64_t (*size)(void *user, int fd);

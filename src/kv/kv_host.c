@@ -5,19 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum imbrex_status kv_host_create(int32_t num_slots, size_t block_bytes, struct kv_host *host,
-                                  struct imbrex_error *err)
+enum imbrex_status kv_host_create(struct device *device, int32_t num_slots, size_t block_bytes,
+                                  struct kv_host *host, struct imbrex_error *err)
 {
     enum imbrex_status status;
-    size_t count = (size_t)num_slots, memory_bytes;
+    size_t count = (size_t)num_slots;
     struct kv_host created = {.block_bytes = block_bytes,
                               .num_slots = num_slots,
                               .empty = BLOCK_LIST_EMPTY,
                               .used = BLOCK_LIST_EMPTY};
     assert(num_slots >= 1);
-    if (!size_mul(count, block_bytes, &memory_bytes)) {
-        return error_out_of_memory(err, "the host tier", SIZE_MAX);
-    }
     created.slots = calloc(count, sizeof(*created.slots));
     created.keys = calloc(count, sizeof(*created.keys));
     created.links.previous = calloc(count, sizeof(*created.links.previous));
@@ -28,7 +25,8 @@ enum imbrex_status kv_host_create(int32_t num_slots, size_t block_bytes, struct 
         goto fail;
     }
     TRY_OR_FAIL(kv_table_create(num_slots, created.keys, &created.table, err));
-    TRY_OR_FAIL(memory_region_map("the host tier", memory_bytes, &created.memory, err));
+    TRY_OR_FAIL(
+        pinned_region_map(device, "the host tier", count, block_bytes, 0, &created.memory, err));
     for (int32_t i = 0; i < num_slots; i++) {
         block_list_append(&created.empty, created.links, i);
     }
@@ -41,7 +39,7 @@ fail:
 
 void kv_host_destroy(struct kv_host *host)
 {
-    memory_region_unmap(&host->memory);
+    pinned_region_unmap(&host->memory);
     kv_table_destroy(&host->table);
     free(host->slots);
     free(host->keys);

@@ -12,10 +12,10 @@
 
 #include <stdbool.h>
 
-#include "base/memory.h"
 #include "kv/block_list.h"
 #include "kv/kv_pool.h"
 #include "kv/kv_table.h"
+#include "ops/pinned_region.h"
 
 enum kv_host_state { KV_HOST_EMPTY = 0, KV_HOST_FILLING, KV_HOST_READY };
 
@@ -26,7 +26,7 @@ struct kv_host_slot {
 };
 
 struct kv_host {
-    struct memory_region memory; /* [num_slots] x block_bytes */
+    struct pinned_region memory; /* [num_slots] x block_bytes */
     size_t block_bytes;
     int32_t num_slots;
     struct kv_host_slot *slots; /* [num_slots] */
@@ -37,10 +37,11 @@ struct kv_host {
     struct block_list used; /* the least recently used one first */
 };
 
-/* num_slots >= 1; block_bytes is a multiple of KV_BLOCK_ALIGNMENT. */
-enum imbrex_status kv_host_create(int32_t num_slots, size_t block_bytes, struct kv_host *host,
-                                  struct imbrex_error *err);
-/* Safe on a zeroed struct. */
+/* num_slots >= 1; block_bytes is a multiple of KV_BLOCK_ALIGNMENT. The device, which outlives the
+ * tier, knows its memory from then on. */
+enum imbrex_status kv_host_create(struct device *device, int32_t num_slots, size_t block_bytes,
+                                  struct kv_host *host, struct imbrex_error *err);
+/* Safe on a zeroed struct. No copies may be under way. */
 void kv_host_destroy(struct kv_host *host);
 
 static inline unsigned char *kv_host_block(const struct kv_host *host, int32_t slot_idx)

@@ -20,30 +20,44 @@ static const char partial_extension[] = ".part";
 
 /* ---- layout ---------------------------------------------------------------------------------- */
 
-static size_t table_bytes(int32_t num_slots)
+struct kv_segment_layout kv_segment_layout(size_t block_bytes, size_t segment_bytes,
+                                           const struct kv_key *owner)
 {
-    size_t num_bytes = (size_t)num_slots * sizeof(struct kv_segment_entry);
-    return (num_bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-}
-
-int32_t kv_segment_num_slots(size_t block_bytes, size_t segment_bytes)
-{
-    size_t num_slots = segment_bytes / block_bytes;
-    if (num_slots > KV_SEGMENT_MAX_SLOTS) {
-        return KV_SEGMENT_MAX_SLOTS;
+    size_t num_blocks = segment_bytes / block_bytes;
+    if (num_blocks > KV_SEGMENT_MAX_BLOCKS) {
+        num_blocks = KV_SEGMENT_MAX_BLOCKS;
     }
-    return num_slots > 0 ? (int32_t)num_slots : 1;
+    num_blocks = num_blocks > 0 ? num_blocks : 1;
+    return (struct kv_segment_layout){.num_blocks = (int32_t)num_blocks,
+                                      .num_slots = 2 * (int32_t)num_blocks,
+                                      .block_bytes = block_bytes,
+                                      .owner = *owner};
 }
 
-int64_t kv_segment_block_offset(const struct kv_segment_layout *layout, int32_t slot_idx)
+uint32_t kv_segment_num_pages(size_t num_bytes)
 {
-    return (int64_t)(PAGE_BYTES + table_bytes(layout->num_slots)) +
-           (int64_t)layout->block_bytes * slot_idx;
+    return (uint32_t)((num_bytes + PAGE_BYTES - 1) / PAGE_BYTES);
+}
+
+uint32_t kv_segment_first_page(const struct kv_segment_layout *layout)
+{
+    return 1 + kv_segment_num_pages((size_t)layout->num_slots * sizeof(struct kv_segment_entry));
 }
 
 int64_t kv_segment_file_bytes(const struct kv_segment_layout *layout)
 {
-    return kv_segment_block_offset(layout, layout->num_slots);
+    return (int64_t)PAGE_BYTES * kv_segment_first_page(layout) +
+           (int64_t)layout->block_bytes * layout->num_blocks;
+}
+
+int64_t kv_segment_block_offset(const struct kv_segment_entry *entry)
+{
+    return (int64_t)PAGE_BYTES * entry->first_page;
+}
+
+size_t kv_segment_page_bytes(const struct kv_segment_entry *entry)
+{
+    return PAGE_BYTES * kv_segment_num_pages(entry->stored_bytes);
 }
 
 static int64_t entry_offset(int32_t slot_idx)
@@ -93,26 +107,29 @@ static uint64_t header_checksum(const struct kv_segment_header *header)
     return XXH3_64bits(header, offsetof(struct kv_segment_header, checksum));
 }
 
-static XXH128_hash_t block_checksum(const struct kv_segment_entry *entry, const void *block,
-                                    size_t block_bytes)
+/* Its place is not in it: a block that is moved keeps it. */
+static XXH128_hash_t block_checksum(const struct kv_segment_entry *entry, const void *stored)
 {
-    uint64_t seed = XXH3_64bits(entry, offsetof(struct kv_segment_entry, block_checksum));
-    return XXH3_128bits_withSeed(block, block_bytes, seed);
+    uint64_t seed = XXH3_64bits(entry, offsetof(struct kv_segment_entry, first_page));
+    return XXH3_128bits_withSeed(stored, entry->stored_bytes, seed);
 }
 
-void kv_segment_seal(struct kv_segment_entry *entry, const void *block, size_t block_bytes)
+void kv_segment_reseal(struct kv_segment_entry *entry)
 {
-    XXH128_hash_t checksum = block_checksum(entry, block, block_bytes);
-    entry->block_checksum[0] = checksum.low64;
-    entry->block_checksum[1] = checksum.high64;
-    entry->reserved = 0;
     entry->checksum = entry_checksum(entry);
 }
 
-bool kv_segment_is_intact(const struct kv_segment_entry *entry, const void *block,
-                          size_t block_bytes)
+void kv_segment_seal(struct kv_segment_entry *entry, const void *stored)
 {
-    XXH128_hash_t checksum = block_checksum(entry, block, block_bytes);
+    XXH128_hash_t checksum = block_checksum(entry, stored);
+    entry->block_checksum[0] = checksum.low64;
+    entry->block_checksum[1] = checksum.high64;
+    kv_segment_reseal(entry);
+}
+
+bool kv_segment_is_intact(const struct kv_segment_entry *entry, const void *stored)
+{
+    XXH128_hash_t checksum = block_checksum(entry, stored);
     return checksum.low64 == entry->block_checksum[0] &&
            checksum.high64 == entry->block_checksum[1];
 }
@@ -126,7 +143,7 @@ static struct kv_segment_header make_header(const struct kv_segment_layout *layo
     memcpy(header.magic, magic, sizeof(magic));
     header.byte_order = BYTE_ORDER_MARK;
     header.version = KV_SEGMENT_VERSION;
-    header.num_slots = (uint32_t)layout->num_slots;
+    header.num_blocks = (uint32_t)layout->num_blocks;
     header.block_size = KV_BLOCK_SIZE;
     header.block_bytes = layout->block_bytes;
     header.owner = layout->owner;
@@ -167,6 +184,16 @@ static bool is_empty(const struct kv_segment_entry *entry)
     return memcmp(entry, &zero, sizeof(zero)) == 0;
 }
 
+static bool is_valid(const struct kv_segment_layout *layout, int64_t file_bytes,
+                     const struct kv_segment_entry *entry)
+{
+    int64_t end = kv_segment_block_offset(entry) + (int64_t)kv_segment_page_bytes(entry);
+    return entry->checksum == entry_checksum(entry) && entry->stored_bytes > 0 &&
+           entry->stored_bytes <= layout->block_bytes &&
+           entry->first_page >= kv_segment_first_page(layout) && end <= file_bytes &&
+           end <= kv_segment_file_bytes(layout);
+}
+
 /* Leaves only entries that are valid and whose block lies inside the file. */
 static void check_entries(const struct kv_segment_layout *layout, int64_t file_bytes,
                           struct kv_segment_entry *entries, int32_t *num_broken)
@@ -176,8 +203,7 @@ static void check_entries(const struct kv_segment_layout *layout, int64_t file_b
         if (is_empty(entry)) {
             continue;
         }
-        if (entry->checksum != entry_checksum(entry) ||
-            kv_segment_block_offset(layout, i + 1) > file_bytes) {
+        if (!is_valid(layout, file_bytes, entry)) {
             memset(entry, 0, sizeof(*entry));
             (*num_broken)++;
         }
@@ -241,16 +267,15 @@ int kv_segment_scan(const struct kv_files *files, const char *path,
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-int kv_segment_write(const struct kv_files *files, const char *path,
-                     const struct kv_segment_layout *layout, int32_t slot_idx,
-                     const struct kv_segment_entry *entry, const void *block)
+int kv_segment_write(const struct kv_files *files, const char *path, int32_t slot_idx,
+                     const struct kv_segment_entry *entry, const void *stored)
 {
     int fd = files->open(files->user, path, O_WRONLY, 0);
     if (fd < 0) {
         return fd;
     }
-    int failure = kv_files_write_all(files, fd, block, layout->block_bytes,
-                                     kv_segment_block_offset(layout, slot_idx));
+    int failure = kv_files_write_all(files, fd, stored, kv_segment_page_bytes(entry),
+                                     kv_segment_block_offset(entry));
     if (failure == 0) {
         failure = kv_files_write_all(files, fd, entry, sizeof(*entry), entry_offset(slot_idx));
     }
@@ -259,14 +284,18 @@ int kv_segment_write(const struct kv_files *files, const char *path,
 }
 
 int kv_segment_read(const struct kv_files *files, const char *path,
-                    const struct kv_segment_layout *layout, int32_t slot_idx, void *block)
+                    const struct kv_segment_entry *entry, void *block)
 {
+    int64_t offset = kv_segment_block_offset(entry);
+    size_t num_bytes = kv_segment_page_bytes(entry);
     int fd = files->open(files->user, path, O_RDONLY, 0);
     if (fd < 0) {
         return fd;
     }
-    int failure = kv_files_read_all(files, fd, block, layout->block_bytes,
-                                    kv_segment_block_offset(layout, slot_idx));
+    if ((uintptr_t)block % PAGE_BYTES == 0) {
+        files->prefer_direct(files->user, fd, offset, num_bytes);
+    }
+    int failure = kv_files_read_all(files, fd, block, num_bytes, offset);
     files->close(files->user, fd);
     return failure;
 }

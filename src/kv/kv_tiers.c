@@ -11,7 +11,7 @@
 
 /* Without a host tier: so many slots, room for a disk's jobs and as many blocks that wait. */
 #define NUM_PASSING_SLOTS (2 * KV_DISK_MAX_JOBS)
-#define MAX_FETCHES 32 /* so that a nearer request never waits for more */
+#define MAX_FETCHES 48 /* a disk is busy with them, and a nearer request never waits for more */
 #define NUM_BATCHES 4  /* of copies under way, each way */
 #define MAX_MOVES 64   /* of one batch */
 #define NUM_MEASURED 16
@@ -50,8 +50,7 @@ struct kv_tiers {
     struct device *device;
     unsigned char *blocks;
     struct kv_host host;
-    void *registered; /* the host tier's memory, once the device knows it */
-    bool is_passing;  /* slots are for moves only: what the disk has is not kept there */
+    bool is_passing; /* slots are for moves only: what the disk has is not kept there */
     struct kv_disk *disk;
     const struct kv_folder *folder; /* of the disk */
     struct kv_remote *remote;       /* NULL: none */
@@ -756,10 +755,8 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
         status = error_out_of_memory(err, "the KV tiers", count * sizeof(*created->wanted));
         goto fail;
     }
-    TRY_OR_FAIL(kv_host_create(num_slots, options->block_bytes, &created->host, err));
-    TRY_OR_FAIL(device_host_register(created->device, created->host.memory.base,
-                                     created->host.memory.num_bytes, err));
-    created->registered = created->host.memory.base;
+    TRY_OR_FAIL(
+        kv_host_create(created->device, num_slots, options->block_bytes, &created->host, err));
     TRY_OR_FAIL(create_events(created, &created->out, DEVICE_STREAM_KV_OUT, err));
     TRY_OR_FAIL(create_events(created, &created->in, DEVICE_STREAM_KV_IN, err));
     if (has_disk) {
@@ -798,7 +795,6 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
         device_event_destroy(tiers->device, tiers->out.batches[i].event);
         device_event_destroy(tiers->device, tiers->in.batches[i].event);
     }
-    device_host_unregister(tiers->device, tiers->registered);
     kv_host_destroy(&tiers->host);
     free(tiers->wanted);
     free(tiers->origins);

@@ -186,6 +186,13 @@ void device_host_unregister(struct device *device, void *memory)
     }
 }
 
+int32_t device_host_node(struct device *device)
+{
+    return device->functions->host_node != NULL && !device->has_failed
+               ? device->functions->host_node(device)
+               : -1;
+}
+
 enum imbrex_status device_copy_batch_async(struct device *device, enum device_stream stream,
                                            const struct device_copy *copies, int32_t num_copies)
 {

@@ -69,6 +69,7 @@ struct device_functions {
     enum imbrex_status (*host_register)(struct device *device, void *memory, size_t num_bytes,
                                         struct imbrex_error *err);
     void (*host_unregister)(struct device *device, void *memory);
+    int32_t (*host_node)(struct device *device); /* NULL: -1 */
     enum imbrex_status (*copy_batch_async)(struct device *device, enum device_stream stream,
                                            const struct device_copy *copies, int32_t num_copies);
     enum imbrex_status (*run_async)(struct device *device, enum device_stream stream,
@@ -148,6 +149,8 @@ void device_free(struct device *device, void *memory);
 enum imbrex_status device_host_register(struct device *device, void *memory, size_t num_bytes,
                                         struct imbrex_error *err);
 void device_host_unregister(struct device *device, void *memory);
+/* The NUMA node whose memory lies nearest to the device; -1: unknown, or there is but one. */
+int32_t device_host_node(struct device *device);
 
 /* Gives num_copies copies to a stream, in any direction between host and device. They may run in
  * any order among each other, so no destination may overlap another copy's source or destination.

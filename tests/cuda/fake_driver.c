@@ -120,6 +120,9 @@ static CUresult fake_device_get_attribute(int *value, CUdevice_attribute attribu
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
         *value = fake.max_shared_bytes;
         break;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+        *value = fake.host_node;
+        break;
     default:
         *value = 1 << 20;
         break;

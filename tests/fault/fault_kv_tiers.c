@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "fault.h"
+#include "kv/kv_codec.h"
 #include "kv/kv_tiers.h"
 
 #define FOLDER TEST_BUILD_DIR "/tests/fault-kv-tiers"
@@ -30,6 +31,10 @@ static void make_block(int32_t i, struct kv_key *key, int32_t ids[KV_BLOCK_SIZE]
     }
 }
 
+/* How the disk tier is opened. A ring that is refused memory is done without. */
+static bool forbids_ring;
+static int32_t zstd_level;
+
 static enum imbrex_status open_tiers(struct device *device, unsigned char *blocks,
                                      struct kv_folder *folder, struct kv_tiers **tiers)
 {
@@ -42,6 +47,8 @@ static enum imbrex_status open_tiers(struct device *device, unsigned char *block
         .max_bytes = 64 * kv_disk_min_bytes(BLOCK_BYTES, SLOTS * BLOCK_BYTES),
         .segment_bytes = SLOTS * BLOCK_BYTES,
         .num_readers = 1,
+        .zstd_level = zstd_level,
+        .forbids_ring = forbids_ring,
     };
     enum imbrex_status status = kv_folder_open(FOLDER, folder, &err);
     if (status == IMBREX_STATUS_OK) {
@@ -169,7 +176,7 @@ static void fail_each(enum fault_kind kind, enum imbrex_status expected)
             assert_true(num_failed >= 20);
             break;
         }
-        if (kind == FAULT_MEMORY) {
+        if (kind == FAULT_MEMORY && forbids_ring) {
             assert_int_equal(status, expected);
         } else if (status != IMBREX_STATUS_OK) {
             assert_int_equal(status, expected);
@@ -186,6 +193,12 @@ static void fail_each(enum fault_kind kind, enum imbrex_status expected)
 static void test_memory(void **state)
 {
     (void)state;
+    forbids_ring = true;
+    fail_each(FAULT_MEMORY, IMBREX_STATUS_OUT_OF_MEMORY);
+    zstd_level = kv_codec_is_available();
+    fail_each(FAULT_MEMORY, IMBREX_STATUS_OUT_OF_MEMORY);
+    zstd_level = 0;
+    forbids_ring = false;
     fail_each(FAULT_MEMORY, IMBREX_STATUS_OUT_OF_MEMORY);
 }
 

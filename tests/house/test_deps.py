@@ -63,7 +63,7 @@ class Deps(unittest.TestCase):
             os.remove(os.path.join(self.path, name))
         status, output, _, calls = self.deps("build")
         line = "gcc libc6-dev make binutils libjansson-dev libutf8proc-dev libpcre2-dev " \
-               "libssl-dev libzstd-dev libxxhash-dev libhiredis-dev"
+               "libssl-dev libzstd-dev libxxhash-dev libhiredis-dev liburing-dev"
         self.assertEqual(status, 0)
         self.assertEqual(output, f"apt-get install -y --no-install-recommends {line}\n")
         self.assertEqual(calls, [f"install -y -qq --no-install-recommends {line}"])

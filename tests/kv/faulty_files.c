@@ -33,6 +33,15 @@ static void faulty_close(void *user, int fd)
     kv_files_system.close(NULL, fd);
 }
 
+static void flip(struct faulty_files *faulty, void *bytes, int64_t num_read)
+{
+    int64_t flip_every = faulty->flip_every;
+    if (num_read > 0 && flip_every > 0 && faulty->num_reads % flip_every == 0) {
+        int64_t bit = faulty->num_reads * 7919 % (8 * num_read);
+        ((unsigned char *)bytes)[bit / 8] ^= (unsigned char)(1 << bit % 8);
+    }
+}
+
 static int64_t faulty_read(void *user, int fd, void *bytes, size_t num_bytes, int64_t offset)
 {
     struct faulty_files *faulty = user;
@@ -41,12 +50,21 @@ static int64_t faulty_read(void *user, int fd, void *bytes, size_t num_bytes, in
     }
     num_bytes = faulty->is_short ? (num_bytes + 1) / 2 : num_bytes;
     int64_t num_read = kv_files_system.read(NULL, fd, bytes, num_bytes, offset);
-    int64_t flip_every = faulty->flip_every;
-    if (num_read > 0 && flip_every > 0 && faulty->num_reads % flip_every == 0) {
-        int64_t bit = faulty->num_reads * 7919 % (8 * num_read);
-        ((unsigned char *)bytes)[bit / 8] ^= (unsigned char)(1 << bit % 8);
-    }
+    flip(faulty, bytes, num_read);
     return num_read;
+}
+
+static int64_t faulty_read_parts(void *user, int fd, const struct iovec *parts, int32_t num_parts,
+                                 int64_t offset)
+{
+    struct faulty_files *faulty = user;
+    if (is_due(&faulty->num_reads, faulty->read_every)) {
+        return -faulty->failure;
+    }
+    int64_t num_read = kv_files_system.read_parts(NULL, fd, parts, num_parts, offset);
+    flip(faulty, parts[0].iov_base,
+         num_read < (int64_t)parts[0].iov_len ? num_read : (int64_t)parts[0].iov_len);
+    return faulty->is_short ? (num_read + 1) / 2 : num_read;
 }
 
 static int64_t faulty_write(void *user, int fd, const void *bytes, size_t num_bytes, int64_t offset)
@@ -67,6 +85,24 @@ static int64_t faulty_write(void *user, int fd, const void *bytes, size_t num_by
     int64_t num_written = kv_files_system.write(NULL, fd, bytes, num_bytes, offset);
     faulty->num_bytes_written += num_written > 0 ? num_written : 0;
     return num_written;
+}
+
+static void faulty_prefer_direct(void *user, int fd, int64_t offset, size_t num_bytes)
+{
+    (void)user;
+    kv_files_system.prefer_direct(NULL, fd, offset, num_bytes);
+}
+
+/* What the kernel read is as faulty as what `read` gives. */
+static int64_t faulty_settle(void *user, void *bytes, int64_t num_read)
+{
+    struct faulty_files *faulty = user;
+    if (is_due(&faulty->num_reads, faulty->read_every)) {
+        return -faulty->failure;
+    }
+    num_read = faulty->is_short ? (num_read + 1) / 2 : num_read;
+    flip(faulty, bytes, num_read);
+    return num_read;
 }
 
 static int faulty_resize(void *user, int fd, int64_t num_bytes)
@@ -102,7 +138,10 @@ void faulty_files_init(struct faulty_files *faulty)
                   .open = faulty_open,
                   .close = faulty_close,
                   .read = faulty_read,
+                  .read_parts = faulty_read_parts,
                   .write = faulty_write,
+                  .prefer_direct = faulty_prefer_direct,
+                  .settle = faulty_settle,
                   .resize = faulty_resize,
                   .size = faulty_size,
                   .rename = faulty_rename,

@@ -153,6 +153,18 @@ static void cuda_host_unregister(struct device *device, void *memory)
     GIVE_BACK(cuda, mem_host_unregister, memory);
 }
 
+/* Only a hint: a driver that does not know is no failure. */
+static int32_t cuda_host_node(struct device *device)
+{
+    struct device_cuda *cuda = cuda_of(device);
+    int node = -1;
+    if (cuda->driver->device_get_attribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
+                                           cuda->kernels->gpu) != CUDA_SUCCESS) {
+        return -1;
+    }
+    return node;
+}
+
 /* The status of a call without a message: why the device failed is kept. */
 static enum imbrex_status tell(struct device_cuda *cuda, const struct imbrex_error *err)
 {
@@ -379,6 +391,7 @@ static const struct device_functions device_cuda_functions = {
     .free = cuda_free,
     .host_register = cuda_host_register,
     .host_unregister = cuda_host_unregister,
+    .host_node = cuda_host_node,
     .copy_batch_async = cuda_copy_batch_async,
     .run_async = cuda_run_async,
     .event_create = cuda_event_create,

@@ -84,8 +84,9 @@ struct device_fake {
     struct fake_fault faults[DEVICE_FAKE_FAULT_COUNT];
     uint64_t random_state;
     int64_t num_failures;
-    int64_t num_launches; /* of graphs */
-    int64_t num_held;     /* registrations and graphs not given back */
+    int64_t num_launches;           /* of graphs */
+    int64_t num_held;               /* registrations and graphs not given back */
+    int64_t num_registrations_left; /* -1: no limit */
     bool refuses_graphs;
     bool is_working; /* a piece of work runs, which must not call the device */
 };
@@ -550,9 +551,21 @@ static void fake_free(struct device *device, void *memory)
 static enum imbrex_status fake_host_register(struct device *device, void *memory, size_t num_bytes,
                                              struct imbrex_error *err)
 {
-    (void)memory, (void)num_bytes, (void)err;
-    device_fake_of(device)->num_held++;
+    struct device_fake *fake = device_fake_of(device);
+    (void)memory, (void)num_bytes;
+    if (fake->num_registrations_left == 0) {
+        return error_set(err, IMBREX_STATUS_OUT_OF_MEMORY,
+                         "device fake: host memory: expected to register it, found that refused");
+    }
+    fake->num_registrations_left -= fake->num_registrations_left > 0;
+    fake->num_held++;
     return IMBREX_STATUS_OK;
+}
+
+static int32_t fake_host_node(struct device *device)
+{
+    (void)device;
+    return 0; /* every machine has one */
 }
 
 static void fake_host_unregister(struct device *device, void *memory)
@@ -580,6 +593,7 @@ static const struct device_functions device_fake_functions = {
     .free = fake_free,
     .host_register = fake_host_register,
     .host_unregister = fake_host_unregister,
+    .host_node = fake_host_node,
     .copy_batch_async = fake_copy_batch_async,
     .run_async = fake_run_async,
     .event_create = fake_event_create,
@@ -602,6 +616,7 @@ enum imbrex_status device_fake_create(uint64_t seed, struct device **device,
     }
     created->device.functions = &device_fake_functions;
     created->random_state = seed;
+    created->num_registrations_left = -1;
     *device = &created->device;
     return IMBREX_STATUS_OK;
 }
@@ -618,6 +633,11 @@ void device_fake_fail(struct device *device, enum device_fake_fault fault, int64
 int64_t device_fake_num_launches(const struct device *device)
 {
     return ((const struct device_fake *)(const void *)device)->num_launches;
+}
+
+void device_fake_limit_registrations(struct device *device, int64_t num_registrations)
+{
+    device_fake_of(device)->num_registrations_left = num_registrations;
 }
 
 void device_fake_refuse_graphs(struct device *device)

@@ -32,6 +32,9 @@ void device_fake_fail(struct device *device, enum device_fake_fault fault, int64
 /* Graphs that were given to a stream so far. */
 int64_t device_fake_num_launches(const struct device *device);
 
+/* So many more registrations of host memory succeed, the rest are OUT_OF_MEMORY; -1: all do. */
+void device_fake_limit_registrations(struct device *device, int64_t num_registrations);
+
 /* From now on no graph can be captured: UNSUPPORTED. */
 void device_fake_refuse_graphs(struct device *device);
 
