@@ -38,7 +38,7 @@ void cuda_tensor_attend(struct backend_cuda *cuda, const struct attend_params *p
 {
     const struct kv_view *kv = &params->kv;
     const struct tensor_choice *choice = choose(kv->head_dim);
-    if (choice == NULL || kv->block_size != ATTENTION_BLOCK_SIZE || kv->dtype != DTYPE_BF16) {
+    if (choice == NULL || kv->block_size != ATTENTION_BLOCK_SIZE || kv->dtype != KV_DTYPE_BF16) {
         cuda_keep(cuda,
                   error_set(&cuda->error, IMBREX_STATUS_UNSUPPORTED,
                             "attention on tensor cores: expected head_dim a multiple of 16 up "
