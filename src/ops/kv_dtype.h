@@ -4,7 +4,11 @@
  * the last of which may be shorter:
  *
  *   INT8   element = scale * q, q in [-127, 127];   scale = largest magnitude of the group / 127
- *   FP8    element = scale * q, q of E4M3 (no infinities, largest 448);   scale = largest / 448
+ *   FP8    element = scale * q, q of E4M3 (no infinities, largest 448);   scale = largest / 448, or
+ *          up to nearly twice as much
+ *
+ * Where the steps of E4M3 fall depends on the scale, by up to an octave: of 8 scales the one is
+ * taken whose errors have the smallest sum of squares.
  *
  * A scale is bf16: it has the range of fp32, so that no group is too large or too small for it, and
  * elements are divided by what it was rounded to. The product has at most 15 bits and is exact. A
@@ -38,6 +42,11 @@ enum kv_dtype {
 #define KV_GROUP_ELEMENTS 32
 #define KV_INT8_LARGEST 127.0f
 #define KV_FP8_LARGEST 448.0f
+/* Scales of a group that are tried, and the steps between them: of 128 to an octave in bf16. */
+#define KV_FP8_SCALES 8
+#define KV_FP8_SCALE_STEP 16
+/* Squares of errors are added up in so many sums, element i to sum i modulo 8. */
+#define KV_FP8_SUMS 8
 
 /* "fp32", as options and reports call it. Static storage. */
 const char *kv_dtype_name(enum kv_dtype dtype);

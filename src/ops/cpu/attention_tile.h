@@ -424,8 +424,7 @@ VEC_INLINE vec widen_lanes(enum kv_dtype dtype, const unsigned char *elements,
     if (!kv_dtype_has_scales(dtype)) {
         return lanes;
     }
-    float scale = bf16_to_float(scales[dim / KV_GROUP_ELEMENTS]);
-    return vec_mul(lanes, vec_set(dtype == KV_DTYPE_FP8 ? scale * 0x1p8f : scale));
+    return vec_mul(lanes, vec_set(bf16_to_float(scales[dim / KV_GROUP_ELEMENTS])));
 }
 
 VEC_INLINE void widen_row(enum kv_dtype dtype, const unsigned char *elements,

@@ -5,9 +5,12 @@
 
 #if defined(__x86_64__)
 
+#include <math.h>
 #include <string.h>
 
 #include "ops/cpu/vec_avx2.h"
+
+_Static_assert(KV_FP8_SUMS == VEC_LANES, "a lane is a sum");
 
 #define LARGEST_FINITE 0x7f7fffff /* bits of FLT_MAX */
 
@@ -78,6 +81,50 @@ VEC_INLINE __m256i round_to_fp8(__m256 quotients)
     return _mm256_or_si256(codes, signs);
 }
 
+/* The nearest number of E4M3, as a float. */
+VEC_INLINE __m256 nearest_fp8(__m256 quotients)
+{
+    const __m256 sign_bit = _mm256_set1_ps(-0.0f);
+    __m256 magnitudes = _mm256_andnot_ps(sign_bit, quotients);
+    __m256i wide = _mm256_castps_si256(magnitudes);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(wide, 20), _mm256_set1_epi32(1));
+    __m256i normal = _mm256_add_epi32(_mm256_add_epi32(wide, _mm256_set1_epi32(0x7ffff)), odd);
+    normal = _mm256_and_si256(normal, _mm256_set1_epi32(~0xfffff));
+    __m256 subnormal =
+        _mm256_mul_ps(_mm256_round_ps(_mm256_mul_ps(magnitudes, _mm256_set1_ps(0x1p9f)),
+                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+                      _mm256_set1_ps(0x1p-9f));
+    __m256 is_subnormal = _mm256_cmp_ps(magnitudes, _mm256_set1_ps(0x1p-6f), _CMP_LT_OQ);
+    __m256 nearest = _mm256_blendv_ps(_mm256_castsi256_ps(normal), subnormal, is_subnormal);
+    nearest = _mm256_min_ps(nearest, _mm256_set1_ps(KV_FP8_LARGEST));
+    return _mm256_or_ps(nearest, _mm256_and_ps(sign_bit, quotients));
+}
+
+#define GROUP_VECS (KV_GROUP_ELEMENTS / VEC_LANES)
+
+/* As the reference's; the lanes are its sums. */
+static uint16_t choose_fp8_scale(const __m256 lanes[GROUP_VECS], uint16_t least)
+{
+    uint16_t best = least;
+    float smallest = INFINITY;
+    for (int i = 0; i < KV_FP8_SCALES && bf16_to_float(least) > 0.0f; i++) {
+        uint16_t scale = (uint16_t)(least + i * KV_FP8_SCALE_STEP);
+        __m256 scales = _mm256_set1_ps(bf16_to_float(scale)), sums = _mm256_setzero_ps();
+        VEC_UNROLL
+        for (int j = 0; j < GROUP_VECS; j++) {
+            __m256 stored = _mm256_mul_ps(nearest_fp8(_mm256_div_ps(lanes[j], scales)), scales);
+            __m256 errors = _mm256_sub_ps(stored, lanes[j]);
+            sums = _mm256_add_ps(sums, _mm256_mul_ps(errors, errors));
+        }
+        float error = vec_sum(sums);
+        if (error < smallest) {
+            smallest = error;
+            best = scale;
+        }
+    }
+    return best;
+}
+
 /* Quotients within +-127.3. */
 VEC_INLINE __m256i round_to_int8(__m256 quotients)
 {
@@ -101,10 +148,10 @@ static void store_group(enum kv_dtype dtype, const float *x, int32_t count, unsi
                         uint16_t *scale)
 {
     const __m256i magnitude_bits = _mm256_set1_epi32(0x7fffffff);
-    __m256 lanes[KV_GROUP_ELEMENTS / VEC_LANES];
+    __m256 lanes[GROUP_VECS];
     __m256i most = _mm256_setzero_si256();
     VEC_UNROLL
-    for (int i = 0; i < KV_GROUP_ELEMENTS / VEC_LANES; i++) {
+    for (int i = 0; i < GROUP_VECS; i++) {
         lanes[i] = load_low(x + i * VEC_LANES, count - i * VEC_LANES);
         most =
             _mm256_max_epi32(most, _mm256_and_si256(_mm256_castps_si256(lanes[i]), magnitude_bits));
@@ -115,10 +162,13 @@ static void store_group(enum kv_dtype dtype, const float *x, int32_t count, unsi
     float range = dtype == KV_DTYPE_INT8 ? KV_INT8_LARGEST : KV_FP8_LARGEST;
     /* 0x7fc0: NaN. */
     *scale = bits > LARGEST_FINITE ? 0x7fc0 : bf16_from_float(largest / range);
+    if (dtype == KV_DTYPE_FP8 && bits <= LARGEST_FINITE) {
+        *scale = choose_fp8_scale(lanes, *scale);
+    }
     float divisor = bf16_to_float(*scale);
     __m256 divisors = _mm256_set1_ps(divisor);
     VEC_UNROLL
-    for (int i = 0; i < KV_GROUP_ELEMENTS / VEC_LANES; i++) {
+    for (int i = 0; i < GROUP_VECS; i++) {
         __m256 quotients = divisor > 0.0f ? _mm256_div_ps(lanes[i], divisors) : _mm256_setzero_ps();
         __m256i bytes = dtype == KV_DTYPE_INT8 ? round_to_int8(quotients) : round_to_fp8(quotients);
         __m128i words = narrow_to_16(bytes), packed = _mm_packus_epi16(words, words);

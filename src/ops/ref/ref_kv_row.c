@@ -4,6 +4,34 @@
 
 #include "ops/ref/ref_kernels.h"
 
+/* Of a group that has this scale: the sum of its squared errors. */
+static float fp8_error(const float *x, int32_t count, float scale)
+{
+    float sums[KV_FP8_SUMS] = {0.0f};
+    for (int32_t i = 0; i < count; i++) {
+        float error = fp8_to_float(fp8_from_float(x[i] / scale)) * scale - x[i];
+        sums[i % KV_FP8_SUMS] += error * error;
+    }
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+/* The first of the best. Where no error is finite, the least. */
+static uint16_t choose_fp8_scale(const float *x, int32_t count, uint16_t least)
+{
+    uint16_t best = least;
+    float smallest = INFINITY;
+    for (int i = 0; i < KV_FP8_SCALES && bf16_to_float(least) > 0.0f; i++) {
+        uint16_t scale = (uint16_t)(least + i * KV_FP8_SCALE_STEP);
+        float error = fp8_error(x, count, bf16_to_float(scale));
+        if (error < smallest) {
+            smallest = error;
+            best = scale;
+        }
+    }
+    return best;
+}
+
 /* Elements [0, count) of a group. */
 static void store_group(enum kv_dtype dtype, const float *x, int32_t count, uint8_t *elements,
                         uint16_t *scale)
@@ -16,6 +44,9 @@ static void store_group(enum kv_dtype dtype, const float *x, int32_t count, uint
     }
     *scale = bf16_from_float(
         is_finite ? largest / (dtype == KV_DTYPE_INT8 ? KV_INT8_LARGEST : KV_FP8_LARGEST) : NAN);
+    if (dtype == KV_DTYPE_FP8 && is_finite) {
+        *scale = choose_fp8_scale(x, count, *scale);
+    }
     float divisor = bf16_to_float(*scale);
     for (int32_t i = 0; i < count; i++) {
         /* No scale: a group of zeros, or of what is too small for one. */
