@@ -317,6 +317,19 @@ static enum imbrex_status init_locks(struct imbrex_engine *engine, struct imbrex
     return IMBREX_STATUS_OK;
 }
 
+/* Says so if the KV folder has blocks that this engine may not use. */
+static void tell_foreign(const struct imbrex_engine *engine, const char *path)
+{
+    struct kv_tiers_metrics metrics;
+    kv_tiers_read_metrics(engine->tiers.tiers, &metrics);
+    if (metrics.disk.num_foreign_bytes > 0) {
+        log_write(&engine->model->log, IMBREX_LOG_LEVEL_WARNING,
+                  "%s: %lld bytes are blocks of another model, KV type (here it is %s), kernels or "
+                  "version: they are not used, and go first when room is short",
+                  path, (long long)metrics.disk.num_foreign_bytes, engine->plan.kv_dtype);
+    }
+}
+
 static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
                                               const struct imbrex_engine_options *options,
                                               const struct target *target, struct imbrex_error *err)
@@ -360,6 +373,9 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
     engine->scheduler.cache = prefix_scheduler_cache(&engine->prefix);
     if (has_tiers(options)) {
         TRY(prefix_tiers_create(&tiers_options, &engine->prefix, &engine->tiers, err));
+    }
+    if (options->kv_disk_path != NULL) {
+        tell_foreign(engine, options->kv_disk_path);
     }
     /* What one step fills: whole blocks of prompts, and the last tokens of others. */
     size_t max_filled = (size_t)(plan->max_step_tokens / KV_BLOCK_SIZE) + (size_t)plan->max_running;

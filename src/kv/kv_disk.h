@@ -46,6 +46,7 @@ struct kv_disk_metrics {
     uint64_t num_damaged;        /* blocks, entries and headers that are not what was written */
     uint64_t num_evicted;        /* blocks that went for others */
     int64_t num_blocks, num_segments, num_bytes; /* now; bytes with those of other owners */
+    int64_t num_foreign_bytes;                   /* of other owners, now */
     int last_failure;                            /* errno of the last write or read fault */
 };
 
