@@ -144,12 +144,13 @@ static enum kv_dtype kv_dtype_asked(const struct imbrex_engine_options *options,
 static enum imbrex_status check_kv_dtype(const struct target *target, struct imbrex_error *err)
 {
     bool is_gpu = target->choice.kind == DEVICE_KIND_CUDA;
-    if (is_gpu && target->kv_dtype != kv_dtype_of(target->dtype)) {
+    bool has_scaled = target->dtype == DTYPE_BF16 && kv_dtype_has_scales(target->kv_dtype);
+    if (is_gpu && target->kv_dtype != kv_dtype_of(target->dtype) && !has_scaled) {
         return error_set(err, IMBREX_STATUS_UNSUPPORTED,
                          "kv_dtype: expected %s on a GPU that computes in %s, found %s, which only "
-                         "the cpu device has yet",
-                         kv_dtype_name(kv_dtype_of(target->dtype)), dtype_name(target->dtype),
-                         kv_dtype_name(target->kv_dtype));
+                         "the cpu device takes then",
+                         target->dtype == DTYPE_BF16 ? "bf16, int8 or fp8" : "fp32",
+                         dtype_name(target->dtype), kv_dtype_name(target->kv_dtype));
     }
     return IMBREX_STATUS_OK;
 }

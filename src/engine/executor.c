@@ -120,6 +120,7 @@ static struct backend_shape shape_of(const struct imbrex_model *model,
                                   .max_samples = options->limits.max_samples,
                                   .context_size = options->context_size,
                                   .activation_dtype = options->dtype,
+                                  .kv_dtype = options->kv_dtype,
                                   .has_unfused_mlp = is_ablated || has_mlp_bias(model)};
 }
 
