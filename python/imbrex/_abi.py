@@ -74,8 +74,9 @@ class EngineOptions(ctypes.Structure):
         ("max_running", c_int32), ("max_step_tokens", c_int32), ("max_waiting", c_int32),
         ("priority_step_ns", c_int64), ("batch_invariant", c_enum), ("kv_policy", c_char_p),
         ("kv_host_bytes", c_size_t), ("kv_disk_path", c_char_p), ("kv_disk_bytes", c_size_t),
-        ("cpu_features", c_uint32), ("device", c_char_p), ("compute", c_enum),
-        ("kv_dtype", c_enum), ("tuned", c_char_p), ("tuned_is_optional", c_bool), ("ablations", c_uint32),
+        ("kv_prefetch_percent", c_int32), ("cpu_features", c_uint32), ("device", c_char_p),
+        ("compute", c_enum), ("kv_dtype", c_enum), ("tuned", c_char_p),
+        ("tuned_is_optional", c_bool), ("ablations", c_uint32),
         ("load_progress", c_void_p), ("load_user", c_void_p),
         ("range_begin", c_void_p), ("range_end", c_void_p), ("range_user", c_void_p),
     ]

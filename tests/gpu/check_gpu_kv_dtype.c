@@ -333,8 +333,8 @@ static void check_attention(const struct shape *shape, enum kv_dtype dtype, int3
 
 int main(void)
 {
-    static const struct shape shapes[] = {{6, 2, 32},  {14, 2, 64}, {12, 2, 128}, {5, 5, 80},
-                                          {4, 4, 96},  {3, 1, 160}, {2, 1, 192},  {8, 1, 256},
+    static const struct shape shapes[] = {{6, 2, 32},  {14, 2, 64}, {12, 2, 128}, {8, 4, 80},
+                                          {4, 4, 96},  {2, 1, 160}, {2, 1, 192},  {8, 1, 256},
                                           {16, 8, 64}, {4, 2, 16},  {4, 1, 112}};
     static const uint32_t ablations[] = {0, IMBREX_ABLATE_HOPPER};
     int exit_code = 0;

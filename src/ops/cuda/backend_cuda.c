@@ -271,8 +271,8 @@ enum imbrex_status backend_cuda_create_on(struct imbrex_device *device,
         free(created);
         return error_set(err, IMBREX_STATUS_UNSUPPORTED,
                          "kv_dtype: expected bf16 on a GPU for this model, found %s, which needs "
-                         "BF16 activations, hidden and intermediate sizes that are multiples of 64 "
-                         "and a head_dim that is a multiple of 16, at most 256",
+                         "BF16 activations, hidden_size, intermediate_size and the width of q in "
+                         "multiples of 64, and head_dim in multiples of 16 up to 256",
                          kv_dtype_name(shape->kv_dtype));
     }
     *backend = &created->backend;
