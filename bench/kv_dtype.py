@@ -7,9 +7,9 @@ usage: kv_dtype.py run -o FILE [-i PROGRAM] [--device NAME] [--speed MODEL] [--d
 
 `run` scores two texts for each type: the validation ids of qwen2-tiny-4m in windows of 512, and, on
 a CPU, 40 stories that stories260K tells in fp32, sampled at temperature 1 with seeds 1 to 40, each
-alone. Greedy texts would flatter nobody: any change makes them less likely. With --speed it times
-prompts of 512 tokens and generation behind --depth tokens as well. On a GPU the types are those that
-it takes.
+alone. (Greedy texts would not do: any change makes them less likely.) With --speed it times prompts
+of 512 tokens and generation behind --depth tokens as well. On a GPU the types are those that it
+takes.
 
 `report` puts the tables of bench/results/*-kv-dtype.json into docs/kv-cache.md.
 """
@@ -62,8 +62,8 @@ def time_model(arguments, kv_dtype):
         arguments.program, "bench", "model", arguments.speed, "--device", arguments.device,
         "--kv-dtype", kv_dtype, "-p", "512", "-n", "16", "-d", f"0,{arguments.depth}", "-r", "3",
         "--no-roofs", "-o", "json"))
-    keys = ("test", "prompt", "depth", "tokens_per_s", "deviation", "median_tokens_per_s", "kernels",
-            "threads")
+    keys = ("test", "prompt", "depth", "tokens_per_s", "deviation", "median_tokens_per_s",
+            "kernels", "threads")
     return [{key: row[key] for key in keys} for row in report["rows"]]
 
 
@@ -106,9 +106,11 @@ def run(arguments):
 
 def make_source(path, report):
     machine = report["machine"]
-    where = report["gpu"]["name"] if report["gpu"] else f"{machine['cpu']}, {machine['num_cpus']} CPUs"
+    cpu = f"{machine['cpu']}, {machine['num_cpus']} CPUs"
+    where = report["gpu"]["name"] if report["gpu"] else cpu
     name = os.path.basename(path)
-    return f"{where}, {report['date'][:10]}, commit {machine['commit']} ([{name}](../bench/results/{name}))"
+    return (f"{where}, {report['date'][:10]}, commit {machine['commit']} "
+            f"([{name}](../bench/results/{name}))")
 
 
 def make_texts(report):
@@ -119,7 +121,8 @@ def make_texts(report):
                   "|---|---:|---:|---:|"]
         for row in text["rows"]:
             change = "" if row is base else f"{100 * (row['nll'] / base['nll'] - 1):+.3f} %"
-            lines.append(f"| {row['kv_dtype']} | {row['token_bytes']} | {row['nll']:.5f} | {change} |")
+            lines.append(f"| {row['kv_dtype']} | {row['token_bytes']} | {row['nll']:.5f} | "
+                         f"{change} |")
     return lines
 
 

@@ -48,7 +48,7 @@ struct kv_pool {
     struct kv_pool_keeper keeper; /* zeroed: none */
 };
 
-/* Bytes of one token, K and V in all layers, scales included, or false if they do not fit size_t. */
+/* Bytes of one token, K and V in all layers with their scales, or false if size_t has no room. */
 bool kv_token_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, enum kv_dtype dtype,
                     size_t *token_bytes);
 /* Of one block. */

@@ -47,7 +47,7 @@ class KvDtype(TestCase):
     # Fault: a type that changes more of a text than it may, or none that is used at all.
     def test_perplexity(self):
         path = self.path("text")
-        text = run("run", "-p", "Once upon a time", "-n", "150", "--temp", "1", "--seed", "3").stdout
+        text = run("run", "-p", "Once upon", "-n", "150", "--temp", "1", "--seed", "3").stdout
         with open(path, "wb") as file:
             file.write(text)
         nll = {}
@@ -66,8 +66,8 @@ class KvDtype(TestCase):
         folder = os.path.join(self.folder, "cache")
 
         def generate(name):
-            result = run("run", "-p", "Once upon a time there was a girl " * 8, "-n", "20", "--temp",
-                         "0", "--kv-disk", folder + ":1G", "--kv-dtype", name)
+            result = run("run", "-p", "Once upon a time there was a girl " * 8, "-n", "20",
+                         "--temp", "0", "--kv-disk", folder + ":1G", "--kv-dtype", name)
             self.assert_ok(result)
             shown = result.stderr.decode()
             found = re.search(r", (\d+) cached", shown)

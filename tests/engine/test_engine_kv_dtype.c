@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines whose keys and values are kept in each type: the same bits alone and among others, through
- * RAM and a disk, and no block of one type in an engine of another. */
+/* Engines whose keys and values are kept in each type: the same bits alone and among others, and
+ * through RAM and a disk, and no block of one type in an engine of another. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -86,8 +86,8 @@ static double error_bound(enum kv_dtype dtype, double x, double scale)
 }
 
 /* Catches scales that are too small, so that the largest elements are cut, or too large, so that
- * bits are lost, groups with each other's scales, and sizes for which a scale fails: each element is
- * off by half a step of its group at most. */
+ * bits are lost, groups with each other's scales, and sizes for which a scale fails: each element
+ * is off by half a step of its group at most. */
 static void test_bounds(void **state)
 {
     (void)state;
