@@ -181,7 +181,7 @@ struct imbrex_model_info {
     const char *tied_reason; /* what decided it */
     int64_t num_parameters;
     size_t weight_bytes;       /* bytes of the tensors in use, as mapped */
-    size_t kv_bytes_per_token; /* all layers, K and V */
+    size_t kv_bytes_per_token; /* all layers, K and V, in fp32 */
     const int32_t *eos_token_ids;
     int32_t num_eos_token_ids;
 };
@@ -341,11 +341,22 @@ typedef void imbrex_range_end_fn(void *user);
  * that follow. Bounds what a step is told, 52 bytes for each such token. */
 #define IMBREX_STEP_CACHED_TOKENS 16
 
-/* What activations and the KV cache are kept in. */
+/* What activations are kept in. */
 enum imbrex_compute {
     IMBREX_COMPUTE_AUTO = 0, /* F32 on a CPU, BF16 on a GPU */
     IMBREX_COMPUTE_F32 = 1,  /* on a GPU with plain kernels, for comparisons */
     IMBREX_COMPUTE_BF16 = 2, /* GPU only */
+};
+
+/* What keys and values are kept in. INT8 and FP8 (E4M3) have a bf16 scale for each 32 elements of a
+ * head. On a GPU: that of the activations, or with BF16 ones INT8 and FP8. */
+enum imbrex_kv_dtype {
+    IMBREX_KV_DTYPE_AUTO = 0, /* that of the activations */
+    IMBREX_KV_DTYPE_FP32 = 1,
+    IMBREX_KV_DTYPE_FP16 = 2, /* what is beyond +-65504 becomes infinite */
+    IMBREX_KV_DTYPE_BF16 = 3,
+    IMBREX_KV_DTYPE_INT8 = 4,
+    IMBREX_KV_DTYPE_FP8 = 5,
 };
 
 /* Whether a token's bits depend on the tokens beside it. */
@@ -420,6 +431,7 @@ struct imbrex_engine_options {
      * one that can, else the CPU, with a note in the log. NULL: "cpu". */
     const char *device;
     enum imbrex_compute compute;
+    enum imbrex_kv_dtype kv_dtype;
     /* Of a GPU: plans that imbrex tune measured, a file or a folder; NULL: none. If optional, a
      * file that is not there or is no table is done without, with a note in the log; see
      * imbrex_device_options (imbrex_ops.h). */
@@ -492,7 +504,9 @@ struct imbrex_memory_plan {
     const char *kernels; /* the path in use: "ref", "avx2", "avx512", "vnni", ...; static storage */
     const char *device;  /* "cpu" or "cuda"; static storage */
     int32_t device_idx;  /* of the GPU */
-    const char *compute; /* of activations and KV cache: "F32" or "BF16"; static storage */
+    const char *compute; /* of activations: "F32" or "BF16"; static storage */
+    const char *kv_dtype;  /* "fp32", "fp16", "bf16", "int8" or "fp8"; static storage */
+    size_t kv_token_bytes; /* K and V of a token in all layers, scales included */
 };
 
 IMBREX_API void imbrex_engine_memory_plan(const struct imbrex_engine *engine,

@@ -617,7 +617,8 @@ static bool kv_is_stored(const struct cpu_cell *cell, int32_t row)
     const struct bench_shape *shape = cell->shape;
     size_t head_bytes = (size_t)shape->head_dim * sizeof(float);
     const float *k = cell->d + (int64_t)row * cell->out_features + q_size(shape);
-    int32_t slot = cell->slots[row], offset = slot % KV_BLOCK_TOKENS * shape->head_dim;
+    int32_t slot = cell->slots[row];
+    size_t offset = (size_t)(slot % KV_BLOCK_TOKENS) * head_bytes;
 
     for (int32_t head = 0; head < shape->num_kv_heads; head++, k += shape->head_dim) {
         int32_t block = slot / KV_BLOCK_TOKENS;

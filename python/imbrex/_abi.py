@@ -76,7 +76,7 @@ class EngineOptions(ctypes.Structure):
         ("kv_host_bytes", c_size_t), ("kv_disk_path", c_char_p), ("kv_disk_bytes", c_size_t),
         ("kv_disk_zstd_level", c_int32), ("kv_prefetch_percent", c_int32),
         ("kv_remote_url", c_char_p), ("kv_remote_secret_path", c_char_p),
-        ("cpu_features", c_uint32), ("device", c_char_p), ("compute", c_enum),
+        ("cpu_features", c_uint32), ("device", c_char_p), ("compute", c_enum), ("kv_dtype", c_enum),
         ("tuned", c_char_p), ("tuned_is_optional", c_bool), ("ablations", c_uint32),
         ("load_progress", c_void_p), ("load_user", c_void_p),
         ("range_begin", c_void_p), ("range_end", c_void_p), ("range_user", c_void_p),
@@ -93,7 +93,7 @@ class MemoryPlan(ctypes.Structure):
         ("kv_num_blocks", c_int32), ("context_size", c_int32), ("max_step_tokens", c_int32),
         ("max_running", c_int32), ("max_waiting", c_int32), ("num_threads", c_int32),
         ("kernels", c_char_p), ("device", c_char_p), ("device_idx", c_int32),
-        ("compute", c_char_p),
+        ("compute", c_char_p), ("kv_dtype", c_char_p), ("kv_token_bytes", c_size_t),
     ]
 
 

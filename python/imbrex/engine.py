@@ -34,6 +34,7 @@ _log = logging.getLogger("imbrex")
 _LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING)
 _INVARIANCE = {False: 0, True: 1, None: 2}
 _COMPUTE = {"auto": 0, "f32": 1, "bf16": 2}
+_KV_DTYPE = {"auto": 0, "fp32": 1, "fp16": 2, "bf16": 3, "int8": 4, "fp8": 5}
 # How long a thread is inside the library before Python may handle a signal such as Ctrl-C.
 _POLL_NS = 50_000_000
 
@@ -650,6 +651,7 @@ class Engine(_Uncopyable):
         the CPU.
     batch_invariant: whether a request's bits may not depend on others; None: on on a CPU.
     compute: "auto", "f32" or "bf16" (GPU only).
+    kv_dtype: what keys and values are kept in: "auto", "fp32", "fp16", "bf16", "int8" or "fp8".
     Raises Error: INVALID_ARGUMENT, UNSUPPORTED or OUT_OF_MEMORY.
     """
 
@@ -662,10 +664,12 @@ class Engine(_Uncopyable):
                  kv_prefetch_percent: int = 50,
                  kv_remote_url: Optional[str] = None, kv_remote_secret_path: Optional[Path] = None,
                  tuned: Optional[Path] = None, batch_invariant: Optional[bool] = None,
-                 compute: str = "auto") -> None:
+                 compute: str = "auto", kv_dtype: str = "auto") -> None:
         self._lib = library()
         if not isinstance(compute, str) or compute not in _COMPUTE:
             _refuse("compute", "auto, f32 or bf16", compute)
+        if not isinstance(kv_dtype, str) or kv_dtype not in _KV_DTYPE:
+            _refuse("kv_dtype", "auto, fp32, fp16, bf16, int8 or fp8", kv_dtype)
         if batch_invariant is not None and not isinstance(batch_invariant, bool):
             _refuse("batch_invariant", "True, False or None", batch_invariant)
         self.model = model if isinstance(model, Model) else Model(model)
@@ -675,7 +679,8 @@ class Engine(_Uncopyable):
             "num_threads": num_threads, "context_size": context_size,
             "kv_cache_tokens": kv_cache_tokens, "max_running": max_running,
             "max_step_tokens": max_step_tokens, "max_waiting": max_waiting,
-            "batch_invariant": _INVARIANCE[batch_invariant], "compute": _COMPUTE[compute]})
+            "batch_invariant": _INVARIANCE[batch_invariant], "compute": _COMPUTE[compute],
+            "kv_dtype": _KV_DTYPE[kv_dtype]})
         _set_fields(options, {"kv_host_bytes": kv_host_bytes, "kv_disk_bytes": kv_disk_bytes,
                               "kv_disk_zstd_level": kv_disk_zstd_level,
                               "kv_prefetch_percent": kv_prefetch_percent})

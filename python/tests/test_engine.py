@@ -115,6 +115,7 @@ def test_batch_of_more_than_the_queue():
     (lambda e: imbrex.Engine(batch_invariant="x"), "batch_invariant: expected True, False or None"),
     (lambda e: imbrex.Engine(batch_invariant=2), "found 2"),
     (lambda e: imbrex.Engine(compute=[]), "compute: expected auto, f32 or bf16, found []"),
+    (lambda e: imbrex.Engine(kv_dtype="int4"), "kv_dtype: expected auto, fp32, fp16, bf16, int8"),
     (lambda e: imbrex.Engine(device=0), "device: expected a text, found 0"),
     (lambda e: imbrex.Engine(kv_disk_path=5), "kv_disk_path: expected a path, found 5"),
     (lambda e: imbrex.Engine(tuned="/nope"), "tuned: expected a model that runs on a GPU with it"),
@@ -391,6 +392,17 @@ def test_kv_folder(tmp_path):
     assert nowhere in caught.value.message
     with pytest.raises(imbrex.Error, match="kv_host_bytes"):
         imbrex.Engine(kv_host_bytes=-1)
+
+
+# Fault: a type of keys and values that does not reach the library, or that its plan hides.
+@pytest.mark.parametrize("kv_dtype, token_bytes", [("auto", 1280), ("fp32", 1280), ("fp16", 640),
+                                                   ("bf16", 640), ("int8", 400), ("fp8", 400)])
+def test_kv_dtype(kv_dtype, token_bytes):
+    with imbrex.Engine(num_threads=1, kv_dtype=kv_dtype) as engine:
+        plan = engine.memory_plan()
+        expected = "fp32" if kv_dtype == "auto" else kv_dtype
+        assert (plan["kv_dtype"], plan["kv_token_bytes"]) == (expected, token_bytes)
+        assert engine.generate("Once upon", max_tokens=4).result().num_prompt_tokens > 0
 
 
 # Fault: what the checkpoint and the engine tell is not what they have.

@@ -202,6 +202,7 @@ static const struct option_spec kv_options[] = {
                            "the longest request, at most what the model was made for; longer "
                            "prompts are cut"),
     ENGINE_OPTION_DEVICE(struct kv_settings),
+    ENGINE_OPTION_KV_DTYPE(struct kv_settings),
     ENGINE_OPTION_THREADS(struct kv_settings),
     ENGINE_OPTION_CPU(struct kv_settings),
     {.long_name = "json",

@@ -105,6 +105,7 @@ static const struct option_spec model_options[] = {
      .offset = offsetof(struct model_settings, no_roofs)},
     ENGINE_OPTION_DEVICE(struct model_settings),
     ENGINE_OPTION_COMPUTE(struct model_settings),
+    ENGINE_OPTION_KV_DTYPE(struct model_settings),
     ENGINE_OPTION_TUNED(struct model_settings),
     ENGINE_OPTION_ABLATE(struct model_settings,
                          "on a GPU, measure beside it, in turns, engines each without one of: mlp "

@@ -39,6 +39,7 @@ static const struct option_spec inspect_options[] = {
     ENGINE_OPTION_KV_TIERS(struct inspect_settings),
     ENGINE_OPTION_DEVICE(struct inspect_settings),
     ENGINE_OPTION_COMPUTE(struct inspect_settings),
+    ENGINE_OPTION_KV_DTYPE(struct inspect_settings),
     ENGINE_OPTION_TUNED(struct inspect_settings),
     ENGINE_OPTION_THREADS(struct inspect_settings),
     ENGINE_OPTION_CPU(struct inspect_settings),
@@ -260,7 +261,7 @@ static void print_model(const struct inspection *inspection)
     output_printf("%" PRId32 "\n", inspection->num_tensors);
     print_types(inspection);
     print_size("weights", model->weight_bytes, "");
-    print_size("KV per token", engine_settings_kv_token_bytes(model, &inspection->plan), "");
+    print_size("KV per token", inspection->plan.kv_token_bytes, "");
     print_sampling(&inspection->sampling);
 }
 
@@ -298,8 +299,8 @@ static void print_plan(const struct inspection *inspection)
     if (inspection->tuned[0] != '\0') {
         print_string("  tuned plans", inspection->tuned);
     }
-    snprintf(note, sizeof(note), ", %" PRId32 " blocks of %" PRId32 " tokens, policy %s",
-             plan->kv_num_blocks, plan->kv_block_size, inspection->kv_policy);
+    snprintf(note, sizeof(note), ", %" PRId32 " blocks of %" PRId32 " tokens in %s, policy %s",
+             plan->kv_num_blocks, plan->kv_block_size, plan->kv_dtype, inspection->kv_policy);
     print_size("  KV", plan->kv_bytes, note);
     snprintf(note, sizeof(note), ", steps of %" PRId32 " tokens", plan->max_step_tokens);
     print_size("  activations", plan->activation_bytes, note);
@@ -421,21 +422,21 @@ static json_t *json_plan(const struct inspection *inspection)
     const struct imbrex_memory_plan *plan = &inspection->plan;
 
     return json_pack(
-        "{s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:i, s:i, "
+        "{s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:i, s:i, "
         "s:s, s:o, s:o, s:o, s:o, s:o, s:o}",
         "device", plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
-        "context_size", (int)plan->context_size, "max_step_tokens", (int)plan->max_step_tokens,
-        "max_running", (int)plan->max_running, "max_waiting", (int)plan->max_waiting, "num_threads",
-        (int)plan->num_threads, "kernels", plan->kernels, "weight_bytes",
-        json_size(plan->weight_bytes), "converted_bytes", json_size(plan->converted_bytes),
-        "device_weight_bytes", json_size(plan->device_weight_bytes), "kv_bytes",
-        json_size(plan->kv_bytes), "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks",
-        (int)plan->kv_num_blocks, "kv_policy", inspection->kv_policy, "activation_bytes",
-        json_size(plan->activation_bytes), "batch_bytes", json_size(plan->batch_bytes),
-        "kv_host_bytes", json_size(plan->kv_host_bytes), "kv_disk_bytes",
-        json_size(plan->kv_disk_bytes), "kv_remote",
-        inspection->kv_remote != NULL ? json_path(inspection->kv_remote) : json_null(), "tuned",
-        inspection->tuned[0] != '\0' ? json_path(inspection->tuned) : json_null());
+        "kv_dtype", plan->kv_dtype, "context_size", (int)plan->context_size, "max_step_tokens",
+        (int)plan->max_step_tokens, "max_running", (int)plan->max_running, "max_waiting",
+        (int)plan->max_waiting, "num_threads", (int)plan->num_threads, "kernels", plan->kernels,
+        "weight_bytes", json_size(plan->weight_bytes), "converted_bytes",
+        json_size(plan->converted_bytes), "device_weight_bytes",
+        json_size(plan->device_weight_bytes), "kv_bytes", json_size(plan->kv_bytes),
+        "kv_block_size", (int)plan->kv_block_size, "kv_num_blocks", (int)plan->kv_num_blocks,
+        "kv_policy", inspection->kv_policy, "activation_bytes", json_size(plan->activation_bytes),
+        "batch_bytes", json_size(plan->batch_bytes), "kv_host_bytes",
+        json_size(plan->kv_host_bytes), "kv_disk_bytes", json_size(plan->kv_disk_bytes),
+        "kv_remote", inspection->kv_remote != NULL ? json_path(inspection->kv_remote) : json_null(),
+        "tuned", inspection->tuned[0] != '\0' ? json_path(inspection->tuned) : json_null());
 }
 
 static json_t *json_tensor(const struct imbrex_tensor_info *tensor)
@@ -509,9 +510,9 @@ static int print_json(const struct inspection *inspection)
         json_config(model), "tokenizer_vocab_size", vocab_size, "tied", (int)model->tied,
         "tied_reason", model->tied_reason, "parameters", (json_int_t)model->num_parameters,
         "weight_bytes", json_size(model->weight_bytes), "kv_bytes_per_token",
-        json_size(engine_settings_kv_token_bytes(model, &inspection->plan)), "end_tokens",
-        json_end_tokens(inspection), "sampling", json_sampling(&inspection->sampling),
-        "memory_plan", json_plan(inspection), "tensors", json_tensors(inspection));
+        json_size(inspection->plan.kv_token_bytes), "end_tokens", json_end_tokens(inspection),
+        "sampling", json_sampling(&inspection->sampling), "memory_plan", json_plan(inspection),
+        "tensors", json_tensors(inspection));
     /* json_pack fails only for want of memory: what it packs is made above. */
     char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(15)) : NULL;
 

@@ -55,6 +55,7 @@ static const struct option_spec perplexity_options[] = {
      .group = "Output",
      .help = "print a JSON object: nll (mean, natural logarithm), perplexity, tokens",
      .offset = offsetof(struct perplexity_settings, json)},
+    ENGINE_OPTION_KV_DTYPE(struct perplexity_settings),
     ENGINE_OPTIONS_GPU(struct perplexity_settings),
     ENGINE_OPTION_INVARIANT(struct perplexity_settings),
     ENGINE_OPTION_THREADS(struct perplexity_settings),

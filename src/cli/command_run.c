@@ -71,6 +71,7 @@ static const struct option_spec run_options[] = {
     ENGINE_OPTION_CTX_SIZE(struct run_settings, "prompt and -n, or 4096 without -n; at least 4096; "
                                                 "at most what the model was made for"),
     ENGINE_OPTION_KV_TIERS(struct run_settings),
+    ENGINE_OPTION_KV_DTYPE(struct run_settings),
     ENGINE_OPTIONS_GPU(struct run_settings),
     ENGINE_OPTION_INVARIANT(struct run_settings),
     ENGINE_OPTION_THREADS(struct run_settings),

@@ -41,6 +41,16 @@ const struct option_choice engine_compute_choices[] = {
     {NULL, 0},
 };
 
+const struct option_choice engine_kv_dtype_choices[] = {
+    {"auto", IMBREX_KV_DTYPE_AUTO},
+    {"bf16", IMBREX_KV_DTYPE_BF16},
+    {"fp16", IMBREX_KV_DTYPE_FP16},
+    {"fp32", IMBREX_KV_DTYPE_FP32},
+    {"int8", IMBREX_KV_DTYPE_INT8},
+    {"fp8", IMBREX_KV_DTYPE_FP8},
+    {NULL, 0},
+};
+
 const struct option_choice engine_ablations[] = {
     {"mlp", IMBREX_ABLATE_MLP},       {"attention", IMBREX_ABLATE_ATTENTION},
     {"pdl", IMBREX_ABLATE_PDL},       {"graph", IMBREX_ABLATE_GRAPH},
@@ -112,6 +122,7 @@ int engine_settings_to_options(const struct engine_settings *settings, int32_t c
     made.context_size = settings->ctx_size.given ? (int32_t)settings->ctx_size.value : context_size;
     made.kv_policy = "none";
     made.compute = (enum imbrex_compute)settings->compute.value;
+    made.kv_dtype = (enum imbrex_kv_dtype)settings->kv_dtype.value;
     if (settings->batch_invariant) {
         made.batch_invariant = IMBREX_INVARIANCE_ON;
     }
@@ -179,7 +190,6 @@ static bool read_amount(const char *text, int64_t *amount, int *shift)
 static int read_kv_tokens(const char *text, const struct imbrex_model *model,
                           struct imbrex_engine_options *options, int32_t *num_tokens)
 {
-    struct imbrex_model_info description;
     struct imbrex_memory_plan plan;
     int64_t amount = 0;
     int shift = 0;
@@ -194,9 +204,7 @@ static int read_kv_tokens(const char *text, const struct imbrex_model *model,
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
-    imbrex_model_describe(model, &description);
-    int64_t block_bytes =
-        (int64_t)engine_settings_kv_token_bytes(&description, &plan) * plan.kv_block_size;
+    int64_t block_bytes = (int64_t)plan.kv_bytes / plan.kv_num_blocks;
     int64_t num_blocks = shift > 0 ? (amount << shift) / block_bytes : amount;
     int64_t least = ((int64_t)plan.context_size + plan.kv_block_size - 1) / plan.kv_block_size;
     int64_t most = IMBREX_MAX_KV_CACHE_TOKENS / plan.kv_block_size;
@@ -283,12 +291,6 @@ static int report_failure(const struct imbrex_engine_options *options, struct im
                        (int)sizeof(named.message) - 32, err->message);
     }
     return output_library_error(&named);
-}
-
-size_t engine_settings_kv_token_bytes(const struct imbrex_model_info *description,
-                                      const struct imbrex_memory_plan *plan)
-{
-    return description->kv_bytes_per_token / (strcmp(plan->compute, "BF16") == 0 ? 2 : 1);
 }
 
 int engine_settings_plan(const struct imbrex_model *model, struct imbrex_engine_options *options,

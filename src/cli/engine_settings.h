@@ -22,6 +22,7 @@ struct engine_settings {
     const char *kv_remote_secret;      /* a file; NULL: none */
     const char *device;                /* as imbrex_engine_options; NULL: "cpu" */
     struct option_integer compute;     /* enum imbrex_compute */
+    struct option_integer kv_dtype;    /* enum imbrex_kv_dtype */
     const char *ablate;                /* names between commas, or NULL */
     const char *tuned;                 /* --tuned; NULL: not given */
     bool batch_invariant;              /* also where that is slower */
@@ -37,6 +38,7 @@ struct engine_settings {
 
 extern const struct option_choice engine_cpu_choices[];
 extern const struct option_choice engine_compute_choices[];
+extern const struct option_choice engine_kv_dtype_choices[];
 /* What --ablate takes, with bits of enum imbrex_ablation. */
 extern const struct option_choice engine_ablations[];
 
@@ -57,10 +59,21 @@ extern const struct option_choice engine_ablations[];
      .argument = "TYPE",                                               \
      .type = OPTION_TYPE_CHOICE,                                       \
      .group = "Engine",                                                \
-     .help = "what activations and KV cache are kept in: f32, bf16 (on " \
-             "a GPU only), or auto, f32 on a CPU and bf16 on a GPU",   \
+     .help = "what activations are kept in: f32, bf16 (on a GPU "      \
+             "only), or auto, f32 on a CPU and bf16 on a GPU",         \
      .choices = engine_compute_choices,                                \
      .offset = offsetof(settings, engine.compute)}
+
+#define ENGINE_OPTION_KV_DTYPE(settings)                               \
+    {.long_name = "kv-dtype",                                          \
+     .argument = "TYPE",                                               \
+     .type = OPTION_TYPE_CHOICE,                                       \
+     .group = "Engine",                                                \
+     .help = "what keys and values are kept in: bf16, fp16, fp32, "    \
+             "int8 or fp8 (E4M3), these two with a scale for each 32 " \
+             "elements, or auto, what activations are kept in",        \
+     .choices = engine_kv_dtype_choices,                               \
+     .offset = offsetof(settings, engine.kv_dtype)}
 
 #define ENGINE_OPTION_ABLATE(settings, text)                           \
     {.long_name = "ablate",                                            \
@@ -253,10 +266,6 @@ bool engine_settings_has_gpu(const struct imbrex_memory_plan *plan);
  * from then on, so that a GPU that cannot be used is told once. Returns an exit code. */
 int engine_settings_plan(const struct imbrex_model *model, struct imbrex_engine_options *options,
                          struct imbrex_memory_plan *plan);
-/* Bytes of the KV cache that a token takes under the plan. */
-size_t engine_settings_kv_token_bytes(const struct imbrex_model_info *description,
-                                      const struct imbrex_memory_plan *plan);
-
 /* Creates the engine and tells its plan, which is checked as above. While weights go to a GPU there
  * is a bar on standard error, if that is a terminal and `may_draw`. Returns an exit code; the
  * engine must be destroyed also after a failure. */

@@ -173,9 +173,9 @@ static void print_circumstances(const struct load_report *report)
         output_printf("%" PRId32 " thread%s, ", plan->num_threads, plural(plan->num_threads));
     }
     output_printf("%s kernels, context %" PRId32 ", %" PRId32 " KV block%s of %" PRId32
-                  " tokens,\n",
+                  " tokens in %s,\n",
                   plan->kernels, plan->context_size, plan->kv_num_blocks,
-                  plural(plan->kv_num_blocks), plan->kv_block_size);
+                  plural(plan->kv_num_blocks), plan->kv_block_size, plan->kv_dtype);
     print_label("");
     output_printf("at most %" PRId32 " sequence%s and %" PRId32 " token%s a step%s\n",
                   plan->max_running, plural(plan->max_running), plan->max_step_tokens,
@@ -387,14 +387,14 @@ static json_t *json_engine(const struct load_report *report)
         report->comparison != NULL ? json_null() : json_boolean(report->batch_invariant);
 
     return json_pack(
-        "{s:s, s:i, s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o}", "device",
-        plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute, "num_threads",
-        (int)plan->num_threads, "kernels", plan->kernels, "context_size", (int)plan->context_size,
-        "kv_num_blocks", (int)plan->kv_num_blocks, "kv_block_size", (int)plan->kv_block_size,
-        "max_running", (int)plan->max_running, "max_step_tokens", (int)plan->max_step_tokens,
-        "max_waiting", (int)plan->max_waiting, "kv_policy", report->kv_policy, "batch_invariant",
-        batch_invariant, "kv_host_bytes", json_count(plan->kv_host_bytes), "kv_disk_bytes",
-        json_count(plan->kv_disk_bytes));
+        "{s:s, s:i, s:s, s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o}",
+        "device", plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
+        "kv_dtype", plan->kv_dtype, "num_threads", (int)plan->num_threads, "kernels", plan->kernels,
+        "context_size", (int)plan->context_size, "kv_num_blocks", (int)plan->kv_num_blocks,
+        "kv_block_size", (int)plan->kv_block_size, "max_running", (int)plan->max_running,
+        "max_step_tokens", (int)plan->max_step_tokens, "max_waiting", (int)plan->max_waiting,
+        "kv_policy", report->kv_policy, "batch_invariant", batch_invariant, "kv_host_bytes",
+        json_count(plan->kv_host_bytes), "kv_disk_bytes", json_count(plan->kv_disk_bytes));
 }
 
 static json_t *json_load(const struct load_report *report)

@@ -315,15 +315,16 @@ json_t *speed_report_row(const struct speed_model *model, const struct speed_set
         snprintf(device, sizeof(device), "%s:%" PRId32, plan->device, plan->device_idx);
     }
     json_t *row = json_pack(
-        "{s:s, s:o, s:o, s:I, s:I, s:s, s:s, s:s, s:i, s:i, s:s, s:i, s:i, s:i, s:f, s:i, s:f, "
+        "{s:s, s:o, s:o, s:I, s:I, s:s, s:s, s:s, s:s, s:i, s:i, s:s, s:i, s:i, s:i, s:f, s:i, "
+        "s:f, "
         "s:f, "
         "s:f, s:f, s:f, s:f, s:o, s:o}",
         "model", model->name, "path", report_text(info->path), "file_type",
         report_text(info->file_type), "weight_bytes", (json_int_t)info->weight_bytes, "parameters",
-        (json_int_t)info->num_parameters, "device", device, "compute", plan->compute, "kernels",
-        result->kernels, "threads", (int)result->num_threads, "max_step_tokens",
-        (int)plan->max_step_tokens, "test", speed_test_name(&result->test, test), "prompt",
-        result->test.is_prompt ? (int)result->test.num_tokens : 0, "generate",
+        (json_int_t)info->num_parameters, "device", device, "compute", plan->compute, "kv_dtype",
+        plan->kv_dtype, "kernels", result->kernels, "threads", (int)result->num_threads,
+        "max_step_tokens", (int)plan->max_step_tokens, "test", speed_test_name(&result->test, test),
+        "prompt", result->test.is_prompt ? (int)result->test.num_tokens : 0, "generate",
         result->test.is_prompt ? 0 : (int)result->test.num_tokens, "depth", (int)result->test.depth,
         "mean_context", result->depth, "batch", (int)result->test.batch, "tokens_per_s",
         full->mean_rate, "deviation", full->rate_deviation, "median_tokens_per_s",

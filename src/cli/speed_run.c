@@ -128,8 +128,7 @@ static double step_weight_bytes(const struct imbrex_model *model,
 static double kv_layer_bytes(const struct imbrex_model_info *info,
                              const struct imbrex_memory_plan *plan)
 {
-    return is_on_gpu(plan) ? 2.0 * info->num_kv_heads * info->head_dim * element_bytes(plan)
-                           : (double)info->kv_bytes_per_token / info->num_layers;
+    return (double)plan->kv_token_bytes / info->num_layers;
 }
 
 /* Keys that `count` tokens from position `first` on attend to, in all. */

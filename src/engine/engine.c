@@ -111,6 +111,7 @@ static enum imbrex_status check_options(const struct imbrex_engine_options *opti
     TRY(check_range("max_step_tokens", options->max_step_tokens, IMBREX_MAX_STEP_TOKENS, err));
     TRY(check_range("max_waiting", options->max_waiting, IMBREX_MAX_WAITING, err));
     TRY(check_range("compute", options->compute, IMBREX_COMPUTE_BF16, err));
+    TRY(check_range("kv_dtype", options->kv_dtype, IMBREX_KV_DTYPE_FP8, err));
     TRY(check_range("batch_invariant", options->batch_invariant, IMBREX_INVARIANCE_AUTO, err));
     TRY(check_range("kv_disk_zstd_level", options->kv_disk_zstd_level, KV_CODEC_MAX_LEVEL, err));
     TRY(check_tiers(options, err));
@@ -130,7 +131,8 @@ static int32_t value_or(int32_t value, int32_t default_value)
 /* Where a model runs, and how. */
 struct target {
     struct device_choice choice; /* its kind is decided */
-    enum dtype dtype;            /* of activations and KV cache */
+    enum dtype dtype;            /* of activations */
+    enum kv_dtype kv_dtype;
     /* The device works beside the host and has memory of its own: weights are placed there, and
      * the steps of decoding sequences are graphs. */
     bool is_async;
@@ -152,6 +154,34 @@ static struct batch_limits limits_of(const struct imbrex_engine_options *options
                                                 (options->ablations & IMBREX_ABLATE_GRAPH) == 0};
 }
 
+/* The types of imbrex_kv_dtype behind AUTO are those of kv_dtype, in its order. */
+static enum kv_dtype kv_dtype_asked(const struct imbrex_engine_options *options, enum dtype dtype)
+{
+    _Static_assert(
+        IMBREX_KV_DTYPE_FP32 == KV_DTYPE_F32 + 1 && IMBREX_KV_DTYPE_FP16 == KV_DTYPE_F16 + 1 &&
+            IMBREX_KV_DTYPE_BF16 == KV_DTYPE_BF16 + 1 &&
+            IMBREX_KV_DTYPE_INT8 == KV_DTYPE_INT8 + 1 && IMBREX_KV_DTYPE_FP8 == KV_DTYPE_FP8 + 1,
+        "one order");
+    return options->kv_dtype == IMBREX_KV_DTYPE_AUTO ? kv_dtype_of(dtype)
+                                                     : (enum kv_dtype)(options->kv_dtype - 1);
+}
+
+/* A CPU takes any; the kernels of a GPU take that of their activations, some also those with
+ * scales. */
+static enum imbrex_status check_kv_dtype(const struct target *target, struct imbrex_error *err)
+{
+    bool is_gpu = target->choice.kind == DEVICE_KIND_CUDA;
+    bool has_scaled = target->dtype == DTYPE_BF16 && kv_dtype_has_scales(target->kv_dtype);
+    if (is_gpu && target->kv_dtype != kv_dtype_of(target->dtype) && !has_scaled) {
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "kv_dtype: expected %s on a GPU that computes in %s, found %s, which only "
+                         "the cpu device takes then",
+                         target->dtype == DTYPE_BF16 ? "bf16, int8 or fp8" : "fp32",
+                         dtype_name(target->dtype), kv_dtype_name(target->kv_dtype));
+    }
+    return IMBREX_STATUS_OK;
+}
+
 static enum imbrex_status decide_target(const struct imbrex_engine_options *options,
                                         const struct device_choice *choice, bool is_async,
                                         struct target *target, struct imbrex_error *err)
@@ -161,15 +191,17 @@ static enum imbrex_status decide_target(const struct imbrex_engine_options *opti
         return error_set(err, IMBREX_STATUS_UNSUPPORTED,
                          "compute: expected F32 on the cpu device, found BF16, which needs a GPU");
     }
+    enum dtype dtype = is_cpu || options->compute == IMBREX_COMPUTE_F32 ? DTYPE_F32 : DTYPE_BF16;
     *target = (struct target){
         .choice = *choice,
-        .dtype = is_cpu || options->compute == IMBREX_COMPUTE_F32 ? DTYPE_F32 : DTYPE_BF16,
+        .dtype = dtype,
+        .kv_dtype = kv_dtype_asked(options, dtype),
         .is_async = is_async,
         .batch_invariant = options->batch_invariant == IMBREX_INVARIANCE_AUTO
                                ? is_cpu
                                : options->batch_invariant == IMBREX_INVARIANCE_ON,
     };
-    return IMBREX_STATUS_OK;
+    return check_kv_dtype(target, err);
 }
 
 static struct executor_options executor_options_of(const struct imbrex_engine_options *options,
@@ -183,6 +215,7 @@ static struct executor_options executor_options_of(const struct imbrex_engine_op
                                      .cpu_features = options->cpu_features,
                                      .kind = target->choice.kind,
                                      .dtype = target->dtype,
+                                     .kv_dtype = target->kv_dtype,
                                      .places_weights = target->is_async,
                                      .batch_invariant = target->batch_invariant,
                                      .ablations = options->ablations,
@@ -239,6 +272,7 @@ static enum imbrex_status plan_on(const struct imbrex_model *model,
         .device = is_cpu ? "cpu" : "cuda",
         .device_idx = target->choice.idx,
         .compute = dtype_name(target->dtype),
+        .kv_dtype = kv_dtype_name(target->kv_dtype),
     };
     int32_t kv_cache_tokens = value_or(options->kv_cache_tokens, planned.context_size);
     if (kv_cache_tokens < planned.context_size) {
@@ -261,6 +295,7 @@ static enum imbrex_status plan_on(const struct imbrex_model *model,
     TRY(executor_plan(model, &executor_options, &sizes, err));
     planned.device_weight_bytes = sizes.weight_bytes;
     planned.kv_bytes = sizes.kv_bytes;
+    planned.kv_token_bytes = sizes.kv_token_bytes;
     planned.activation_bytes =
         sizes.activation_bytes + (is_cpu ? ops_thread_scratch_bytes(planned.num_threads) : 0);
     planned.batch_bytes = sizes.batch_bytes;
@@ -311,6 +346,19 @@ static enum imbrex_status init_locks(struct imbrex_engine *engine, struct imbrex
     return IMBREX_STATUS_OK;
 }
 
+/* Says so if the KV folder has blocks that this engine may not use. */
+static void tell_foreign(const struct imbrex_engine *engine, const char *path)
+{
+    struct kv_tiers_metrics metrics;
+    kv_tiers_read_metrics(engine->tiers.tiers, &metrics);
+    if (metrics.disk.num_foreign_bytes > 0) {
+        log_write(&engine->model->log, IMBREX_LOG_LEVEL_WARNING,
+                  "%s: %lld bytes are blocks of another model, KV type (here it is %s), kernels or "
+                  "version: they are not used, and go first when room is short",
+                  path, (long long)metrics.disk.num_foreign_bytes, engine->plan.kv_dtype);
+    }
+}
+
 static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
                                               const struct imbrex_engine_options *options,
                                               const struct target *target, struct imbrex_error *err)
@@ -334,8 +382,9 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
     }
     char computation[192];
     snprintf(computation, sizeof(computation),
-             "%s, imbrex %s, kernels %s, invariant %d, without %x", plan->compute, imbrex_version(),
-             plan->kernels, target->batch_invariant, (unsigned)options->ablations);
+             "%s, KV %s, imbrex %s, kernels %s, invariant %d, without %x", plan->compute,
+             plan->kv_dtype, imbrex_version(), plan->kernels, target->batch_invariant,
+             (unsigned)options->ablations);
     const struct prefix_cache_options cache_options = {
         .cache =
             {
@@ -357,6 +406,9 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
     engine->scheduler.cache = prefix_scheduler_cache(&engine->prefix);
     if (has_tiers(options)) {
         TRY(prefix_tiers_create(&tiers_options, &engine->prefix, &engine->tiers, err));
+    }
+    if (options->kv_disk_path != NULL) {
+        tell_foreign(engine, options->kv_disk_path);
     }
     /* What one step fills: whole blocks of prompts, and the last tokens of others. */
     size_t max_filled = (size_t)(plan->max_step_tokens / KV_BLOCK_SIZE) + (size_t)plan->max_running;

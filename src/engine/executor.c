@@ -120,6 +120,7 @@ static struct backend_shape shape_of(const struct imbrex_model *model,
                                   .max_samples = options->limits.max_samples,
                                   .context_size = options->context_size,
                                   .activation_dtype = options->dtype,
+                                  .kv_dtype = options->kv_dtype,
                                   .has_unfused_mlp = is_ablated || has_mlp_bias(model)};
 }
 
@@ -210,8 +211,10 @@ enum imbrex_status executor_plan(const struct imbrex_model *model,
         !size_mul(places.num_used, 2, &planned.batch_bytes) ||
         (options->places_weights &&
          !weights_place_bytes(model, options->dtype, &planned.weight_bytes)) ||
-        !kv_block_bytes(config->num_layers, config->num_kv_heads, config->head_dim, options->dtype,
-                        &block_bytes) ||
+        !kv_token_bytes(config->num_layers, config->num_kv_heads, config->head_dim,
+                        options->kv_dtype, &planned.kv_token_bytes) ||
+        !kv_block_bytes(config->num_layers, config->num_kv_heads, config->head_dim,
+                        options->kv_dtype, &block_bytes) ||
         !size_mul(block_bytes, (size_t)options->num_blocks, &planned.kv_bytes)) {
         return error_set(err, IMBREX_STATUS_OUT_OF_MEMORY,
                          "%s: %d tokens of context, %d KV blocks and %d sequences in steps of %d "
@@ -232,7 +235,7 @@ static enum imbrex_status create_kv(struct executor *executor, size_t kv_bytes,
     executor->kv = (struct kv_view){
         .blocks = blocks,
         .block_bytes = kv_bytes / (size_t)executor->options.num_blocks,
-        .dtype = executor->options.dtype,
+        .dtype = executor->options.kv_dtype,
         .num_layers = config->num_layers,
         .num_kv_heads = config->num_kv_heads,
         .block_size = KV_BLOCK_SIZE,

@@ -30,10 +30,11 @@ struct executor_options {
     int32_t num_threads;
     uint32_t cpu_features;
     enum device_kind kind; /* what computes: CUDA on a device that is a GPU, else CPU */
-    enum dtype dtype;      /* of activations, the KV cache and placed weights; F32 on a CPU */
-    bool places_weights;   /* the device computes with a copy of the weights in its memory */
-    bool batch_invariant;  /* of a GPU */
-    uint32_t ablations;    /* bits of enum imbrex_ablation */
+    enum dtype dtype;      /* of activations and placed weights; F32 on a CPU */
+    enum kv_dtype kv_dtype;
+    bool places_weights;  /* the device computes with a copy of the weights in its memory */
+    bool batch_invariant; /* of a GPU */
+    uint32_t ablations;   /* bits of enum imbrex_ablation */
     weights_progress_fn *load_progress; /* NULL: none */
     void *load_user;
     imbrex_range_begin_fn *range_begin;
@@ -45,6 +46,7 @@ struct executor_options {
 struct executor_plan {
     size_t weight_bytes; /* of the copy, if there is one */
     size_t kv_bytes;
+    size_t kv_token_bytes;   /* of a token, without the rest of the blocks' last pages */
     size_t activation_bytes; /* the token history and all scratch memory included */
     size_t batch_bytes; /* inputs and results of EXECUTOR_MAX_IN_FLIGHT steps, on host and device */
 };

@@ -253,6 +253,7 @@ static bool evict(struct kv_disk *disk)
     if (disk->first_foreign < disk->num_foreign) {
         const struct foreign_segment *foreign = &disk->foreign[disk->first_foreign];
         disk->metrics.num_bytes -= foreign->num_bytes;
+        disk->metrics.num_foreign_bytes -= foreign->num_bytes;
         remove_file(disk, foreign->number);
         disk->first_foreign++;
         return true;
@@ -805,6 +806,7 @@ static enum imbrex_status scan(struct kv_disk *disk, struct imbrex_error *err)
                 (struct foreign_segment){.number = numbers[i], .num_bytes = num_bytes};
             disk->num_foreign++;
             disk->metrics.num_bytes += num_bytes;
+            disk->metrics.num_foreign_bytes += num_bytes;
         }
     }
     free(numbers);

@@ -51,6 +51,7 @@ struct kv_disk_metrics {
     uint64_t num_evicted;        /* blocks that went for others */
     uint64_t num_moved;          /* blocks that stayed when the rest of their segment went */
     int64_t num_blocks, num_segments, num_bytes; /* now; bytes with those of other owners */
+    int64_t num_foreign_bytes;                   /* of other owners, now */
     int last_failure;                            /* errno of the last write or read fault */
     int ring_failure; /* errno: why the kernel does not do reads on its own; 0: it does */
 };

@@ -6,13 +6,24 @@
 
 #include "base/memory.h"
 
-bool kv_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, enum dtype dtype,
+bool kv_token_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, enum kv_dtype dtype,
+                    size_t *token_bytes)
+{
+    size_t total = 2 * kv_dtype_row_bytes(dtype, head_dim);
+    if (!size_mul(total, (size_t)num_layers, &total) ||
+        !size_mul(total, (size_t)num_kv_heads, &total)) {
+        return false;
+    }
+    *token_bytes = total;
+    return true;
+}
+
+bool kv_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, enum kv_dtype dtype,
                     size_t *block_bytes)
 {
-    size_t total = 2 * KV_BLOCK_SIZE * dtype_block_bytes(dtype);
-    if (!size_mul(total, (size_t)num_layers, &total) ||
-        !size_mul(total, (size_t)num_kv_heads, &total) ||
-        !size_mul(total, (size_t)head_dim, &total) ||
+    size_t total;
+    if (!kv_token_bytes(num_layers, num_kv_heads, head_dim, dtype, &total) ||
+        !size_mul(total, KV_BLOCK_SIZE, &total) ||
         !size_add(total, KV_BLOCK_ALIGNMENT - 1, &total)) {
         return false;
     }

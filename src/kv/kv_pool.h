@@ -18,7 +18,7 @@
 #include <stdbool.h>
 
 #include "base/status.h"
-#include "ops/dtype.h"
+#include "ops/kv_dtype.h"
 
 /* Tokens of a block: small enough that a sequence wastes little of its last block, large enough
  * that a block of one head is several cache lines for the attention kernel. */
@@ -48,8 +48,11 @@ struct kv_pool {
     struct kv_pool_keeper keeper; /* zeroed: none */
 };
 
-/* Bytes of one block of a plain dtype, or false if they do not fit size_t. */
-bool kv_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, enum dtype dtype,
+/* Bytes of one token, K and V in all layers with their scales, or false if size_t has no room. */
+bool kv_token_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, enum kv_dtype dtype,
+                    size_t *token_bytes);
+/* Of one block. */
+bool kv_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, enum kv_dtype dtype,
                     size_t *block_bytes);
 
 /* num_blocks >= 1, all free. */

@@ -138,6 +138,7 @@ struct backend_shape {
     int32_t max_tokens, max_seqs, max_logit_rows, max_samples; /* of a step */
     int32_t context_size;
     enum dtype activation_dtype;
+    enum kv_dtype kv_dtype; /* of the KV cache */
     /* Some layer's gate or up has a bias, or IMBREX_ABLATE_MLP is asked for: then the two are a
      * product of their own, which needs scratch memory. */
     bool has_unfused_mlp;

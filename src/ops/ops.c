@@ -327,6 +327,7 @@ __attribute__((unused)) static bool view_is_valid(struct weight_view view)
 __attribute__((unused)) static bool kv_is_valid(const struct kv_view *kv, int32_t layer_idx)
 {
     return kv->blocks != NULL && kv->head_dim > 0 && kv->head_dim % 2 == 0 && kv->block_size > 0 &&
+           (unsigned)kv->dtype < KV_DTYPE_COUNT && (uintptr_t)kv->blocks % 4 == 0 &&
            kv->num_kv_heads > 0 && layer_idx >= 0 && layer_idx < kv->num_layers;
 }
 

@@ -86,7 +86,8 @@ struct linear_params {
  * num_tokens; those with quantised or bf16 weights also a, a_stride and in_features. */
 void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num_linears);
 
-/* Normalises, if asked to, and rotates q and k in place, then stores k and v in the cache.
+/* Normalises, if asked to, and rotates q and k in place, then stores k and v in the cache, in its
+ * type (kv_dtype.h).
  * Norm: each head as ops_rmsnorm would a row. RoPE: (x[i], x[i + head_dim/2]), or, interleaved,
  * (x[2i], x[2i + 1]), turns by positions[t] * theta_i. cos_sin holds cos and sin, both times the
  * attention factor of the model. */
@@ -107,7 +108,8 @@ void ops_rope_kv(struct ops *ops, const struct rope_kv_params *params);
 
 /* Causal attention of each token over the cache of its own sequence: keys at positions [0,
  * positions[t]], the last `window` of them if there is a window; others are not read. Query head h
- * reads kv head h / (num_heads / num_kv_heads). d = softmax(scale * q · Kᵀ) · V. */
+ * reads kv head h / (num_heads / num_kv_heads). d = softmax(scale * q · Kᵀ) · V, where K and V are
+ * what kv.dtype makes of the elements in the cache, in fp32. */
 struct attention_params {
     const float *q;    /* [num_tokens, num_heads * head_dim], q_stride */
     float *d;          /* [num_tokens, num_heads * head_dim] */

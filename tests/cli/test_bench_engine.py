@@ -14,9 +14,9 @@ from support import IMBREX, SANITIZED, TIMEOUT_S, TestCase, open_terminal, run
 OPTIONS = {"requests", "concurrency", "rate", "prompt-tokens", "output-tokens", "trace", "speed",
            "clip", "n", "priority-mix", "temp", "seed", "warmup", "ctx-size", "kv-tokens",
            "max-running", "max-step-tokens", "no-batch-invariant", "compare-invariant", "threads",
-           "cpu", "slo-ttft", "slo-itl", "json", "help", "kv-policy", "kv-host", "kv-disk",
-           "kv-prefetch", "kv-remote", "kv-remote-secret", "shared-prefix", "device", "compute",
-           "ablate", "tuned", "nvtx", "batch-invariant"}
+           "cpu", "slo-ttft", "slo-itl", "json", "help", "kv-policy", "kv-dtype", "kv-host",
+           "kv-disk", "kv-prefetch", "kv-remote", "kv-remote-secret", "shared-prefix", "device",
+           "compute", "ablate", "tuned", "nvtx", "batch-invariant"}
 MEASURES = ("ttft_ms", "itl_ms", "tpot_ms", "queue_ms", "end_to_end_ms")
 AZURE = ("TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
          "2023-11-16 18:15:46.6805900,37,4\r\n"

@@ -10,7 +10,7 @@ from support import TestCase, run
 OPTIONS = {"sessions", "session-rate", "turns", "think", "system-tokens", "turn-tokens",
            "output-tokens", "trace", "starts", "requests", "scale", "speed", "concurrency", "seed",
            "policy", "rounds", "kv-tokens", "kv-host", "max-running", "ctx-size", "threads", "cpu",
-           "device", "json", "help"}
+           "device", "kv-dtype", "json", "help"}
 # One after the other: what is found depends on no time.
 ONE = ("--concurrency", "1", "--kv-tokens", "4096", "--policy", "lru")
 # Blocks of 16 tokens instead of 512.

@@ -12,8 +12,8 @@ import unittest
 from support import TIMEOUT_S, TestCase, run, start
 
 OPTIONS = {"model", "prompt", "generate", "depth", "batch", "repetitions", "no-warmup", "no-roofs",
-           "device", "compute", "ablate", "tuned", "shares", "batch-invariant", "nvtx", "threads",
-           "max-step-tokens", "cpu", "energy-ms", "output", "json", "help"}
+           "device", "compute", "kv-dtype", "ablate", "tuned", "shares", "batch-invariant", "nvtx",
+           "threads", "max-step-tokens", "cpu", "energy-ms", "output", "json", "help"}
 
 
 class BenchModel(TestCase):

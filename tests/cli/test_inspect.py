@@ -91,7 +91,7 @@ class Inspect(TestCase):
             plan = self.inspect(folder, "--kv-blocks", amount, "--kv-policy", "lfu")["memory_plan"]
             self.assertEqual((plan["kv_num_blocks"], plan["kv_policy"]), (num_blocks, "lfu"))
         text = run("inspect", folder, "--kv-policy", "none").stdout.decode()
-        self.assertRegex(text, r"(?m)^  KV +.* blocks of \d+ tokens, policy none$")
+        self.assertRegex(text, r"(?m)^  KV +.* blocks of \d+ tokens in fp32, policy none$")
         for amount in ("", "0", "x", "M", "3X", "3MB", "-3", "1.5M", "999999999999T"):
             self.assert_error(run("inspect", folder, "--kv-blocks", amount), 2, "--kv-blocks",
                               f'found "{amount}"')

@@ -6,7 +6,7 @@ import unittest
 
 from support import TestCase, run
 
-GPU = {"device", "compute", "ablate", "tuned", "nvtx", "batch-invariant"}
+GPU = {"device", "compute", "kv-dtype", "ablate", "tuned", "nvtx", "batch-invariant"}
 COMMANDS = {
     "run": {"prompt", "file", "no-parse-special", "no-echo", "max-tokens", "min-tokens", "stop",
             "ignore-eos", "temp", "top-k", "top-p", "min-p", "repeat-penalty", "frequency-penalty",
@@ -19,7 +19,7 @@ COMMANDS = {
              "kv-remote", "kv-remote-secret", "threads", "cpu", "verbose", "help", *GPU},
     "inspect": {"json", "tensors", "ctx-size", "kv-policy", "kv-blocks", "kv-host", "kv-disk",
                 "kv-prefetch", "kv-remote", "kv-remote-secret", "threads", "cpu", "help", "device",
-                "compute", "tuned"},
+                "compute", "kv-dtype", "tuned"},
     "tokenize": {"text", "file", "jsonl", "json", "no-special", "no-parse-special", "chat",
                  "tools", "no-generation-prompt", "chat-template", "help"},
     "tune": {"device", "shapes", "m", "op", "near", "seconds", "again", "dry-run", "output",

@@ -53,7 +53,7 @@ static struct attend_params step_of(const struct backend_shape *shape, int32_t n
 {
     return (struct attend_params){.kv = {.blocks = (unsigned char *)0x20000000,
                                          .block_bytes = 1 << 20,
-                                         .dtype = DTYPE_BF16,
+                                         .dtype = KV_DTYPE_BF16,
                                          .num_layers = 2,
                                          .num_kv_heads = shape->num_kv_heads,
                                          .block_size = 16,

@@ -62,17 +62,18 @@ static void close_fixture(struct fixture *fixture)
 static void run_qkv(struct fixture *fixture, int32_t num_tokens)
 {
     const struct backend_shape *shape = &fixture->shape;
-    backend_qkv(fixture->backend, &(struct qkv_params){.hidden = anything,
-                                                       .norm = {anything, 1e-6f},
-                                                       .kv = {.blocks = (unsigned char *)anything,
-                                                              .dtype = shape->activation_dtype,
-                                                              .num_layers = 1,
-                                                              .num_kv_heads = shape->num_kv_heads,
-                                                              .block_size = BLOCK_SIZE,
-                                                              .head_dim = shape->head_dim},
-                                                       .num_tokens = num_tokens,
-                                                       .hidden_size = shape->hidden_size,
-                                                       .num_heads = shape->num_heads});
+    backend_qkv(fixture->backend,
+                &(struct qkv_params){.hidden = anything,
+                                     .norm = {anything, 1e-6f},
+                                     .kv = {.blocks = (unsigned char *)anything,
+                                            .dtype = kv_dtype_of(shape->activation_dtype),
+                                            .num_layers = 1,
+                                            .num_kv_heads = shape->num_kv_heads,
+                                            .block_size = BLOCK_SIZE,
+                                            .head_dim = shape->head_dim},
+                                     .num_tokens = num_tokens,
+                                     .hidden_size = shape->hidden_size,
+                                     .num_heads = shape->num_heads});
 }
 
 static void run_attend(struct fixture *fixture, int32_t num_tokens)
@@ -80,7 +81,7 @@ static void run_attend(struct fixture *fixture, int32_t num_tokens)
     const struct backend_shape *shape = &fixture->shape;
     backend_attend(fixture->backend,
                    &(struct attend_params){.kv = {.blocks = (unsigned char *)anything,
-                                                  .dtype = shape->activation_dtype,
+                                                  .dtype = kv_dtype_of(shape->activation_dtype),
                                                   .num_layers = 1,
                                                   .num_kv_heads = shape->num_kv_heads,
                                                   .block_size = BLOCK_SIZE,

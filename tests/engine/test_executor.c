@@ -331,7 +331,7 @@ static void direct_create(const struct imbrex_model *model, struct direct *direc
                                        &direct->scratch_region, NULL),
                      IMBREX_STATUS_OK);
     assert_true(kv_block_bytes(config->num_layers, config->num_kv_heads, config->head_dim,
-                               DTYPE_F32, &block_bytes));
+                               KV_DTYPE_F32, &block_bytes));
     assert_int_equal(memory_region_map("kv", MAX_BLOCKS * block_bytes, &direct->kv_region, NULL),
                      IMBREX_STATUS_OK);
     direct->kv = (struct kv_view){.blocks = direct->kv_region.base,

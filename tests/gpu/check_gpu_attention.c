@@ -151,7 +151,7 @@ static void fill_cache(struct step *step)
     size_t plane_bytes =
         (size_t)shape->num_kv_heads * BLOCK * (size_t)shape->head_dim * sizeof(uint16_t);
     step->kv = (struct kv_view){.block_bytes = (2 * NUM_LAYERS * plane_bytes + 4095) / 4096 * 4096,
-                                .dtype = DTYPE_BF16,
+                                .dtype = KV_DTYPE_BF16,
                                 .num_layers = NUM_LAYERS,
                                 .num_kv_heads = shape->num_kv_heads,
                                 .block_size = BLOCK,
@@ -661,7 +661,7 @@ static void bench(attend_fn *attend, const char *name, const struct shape *shape
     int32_t num_layers =
         (int32_t)fmin(256.0, fmax(num_queries > 1 ? 2.0 : 4.0, BENCH_BYTES / call_bytes));
     struct kv_view kv = {.block_bytes = ((size_t)num_layers * layer_bytes + 4095) / 4096 * 4096,
-                         .dtype = DTYPE_BF16,
+                         .dtype = KV_DTYPE_BF16,
                          .num_layers = num_layers,
                          .num_kv_heads = shape->num_kv_heads,
                          .block_size = BLOCK,

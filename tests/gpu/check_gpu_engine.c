@@ -2,6 +2,7 @@
 /* The engine on a GPU: requests beside each other, graphs, what a steady step calls, and what is
  * left after a failure. Skipped where there is no GPU. An argument is a filter of test names. */
 #include <dirent.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,7 @@
 struct mix {
     const char *device;
     enum imbrex_compute compute;
+    enum imbrex_kv_dtype kv_dtype;
     bool batch_invariant;
     int32_t kv_cache_tokens, max_running, max_step_tokens;
     uint32_t ablations;
@@ -73,6 +75,7 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.device = mix->device;
     options.compute = mix->compute;
+    options.kv_dtype = mix->kv_dtype;
     options.context_size = CONTEXT_SIZE;
     options.kv_cache_tokens = mix->kv_cache_tokens;
     options.max_running = mix->max_running;
@@ -206,6 +209,74 @@ static void test_mixed_random(void **state)
     (void)state;
     check_mixed(RANDOM_SMALL, IMBREX_COMPUTE_BF16, MAX_CASES);
     check_mixed(RANDOM_LARGE, IMBREX_COMPUTE_BF16, 48);
+}
+
+/* ---- keys and values with scales ---- */
+
+/* Per token, of the first rows of the validation ids. */
+static double validation_nll(struct imbrex_model *model, const struct mix *mix)
+{
+    enum { NUM_ROWS = 24, ROW_IDS = 256 };
+    struct imbrex_error err;
+    double nll[ROW_IDS], sum = 0.0;
+    int32_t num_ids;
+    json_t *rows = golden_read_json(QWEN "/val_ids.json");
+    int32_t *ids = golden_ids(rows, &num_ids);
+    struct imbrex_engine *engine = create_engine(model, mix);
+    assert_true(num_ids >= NUM_ROWS * ROW_IDS);
+    for (int32_t row = 0; row < NUM_ROWS; row++) {
+        golden_check(imbrex_engine_score(engine, ids + row * ROW_IDS, ROW_IDS, nll, &err), &err);
+        for (int32_t i = 0; i < ROW_IDS - 1; i++) {
+            sum += nll[i];
+        }
+    }
+    imbrex_engine_destroy(engine);
+    free(ids);
+    json_decref(rows);
+    return sum / (NUM_ROWS * (ROW_IDS - 1));
+}
+
+/* Catches: keys or values that lose more than their bits on the way into the cache or out of it, a
+ * request that sees its neighbours, and a model that the kernels do not take but nobody refuses. */
+static void test_kv_dtypes(void **state)
+{
+    (void)state;
+    static const enum imbrex_kv_dtype kv_dtypes[] = {IMBREX_KV_DTYPE_INT8, IMBREX_KV_DTYPE_FP8};
+    struct imbrex_model *model = open_model(QWEN);
+    struct mix plain = roomy, scaled = roomy;
+    double expected = validation_nll(model, &plain);
+    for (size_t i = 0; i < 2; i++) {
+        scaled.kv_dtype = kv_dtypes[i];
+        for (int is_invariant = 0; is_invariant < 2; is_invariant++) {
+            scaled.batch_invariant = is_invariant != 0;
+            double found = validation_nll(model, &scaled);
+            print_message("kv_dtype %d, invariant %d: nll %.5f, bf16 %.5f\n", (int)kv_dtypes[i],
+                          is_invariant, found, expected);
+            assert_true(fabs(found / expected - 1.0) < 0.005);
+        }
+        struct request_case *cases = create_cases(model, 48, 3, true);
+        struct mix alone = scaled, few = tight;
+        few.kv_dtype = kv_dtypes[i];
+        alone.kv_cache_tokens = 4 * CONTEXT_SIZE;
+        run_alone(model, &alone, cases, 48);
+        (void)run_mix(model, &scaled, cases, 48);
+        compare_cases(cases, 48);
+        (void)run_mix(model, &few, cases, 48);
+        compare_cases(cases, 48);
+        destroy_cases(cases, 48);
+    }
+    imbrex_model_close(model);
+
+    struct imbrex_engine *engine;
+    struct imbrex_error err;
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.device = "cuda";
+    options.kv_dtype = IMBREX_KV_DTYPE_INT8;
+    model = open_model(STORIES);
+    assert_int_equal(imbrex_engine_create(model, &options, &engine, &err),
+                     IMBREX_STATUS_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "kv_dtype: expected bf16 on a GPU for this model"));
+    imbrex_model_close(model);
 }
 
 /* ---- tiers ---- */
@@ -807,6 +878,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_overlap),       cmocka_unit_test(test_steady_step),
         cmocka_unit_test(test_lost_device),   cmocka_unit_test(test_too_large),
         cmocka_unit_test(test_device_names),  cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_kv_dtypes),
     };
     struct imbrex_error err = {0};
     struct device *device = NULL;

@@ -461,7 +461,7 @@ static struct qkv_memory qkv_create(const struct qkv_case *c)
         .slot_mapping = (const int32_t *)m.slots.base,
         .kv = {.blocks = (unsigned char *)m.cache.base,
                .block_bytes = m.block_bytes,
-               .dtype = DTYPE_BF16,
+               .dtype = KV_DTYPE_BF16,
                .num_layers = CASE_LAYERS,
                .num_kv_heads = c->num_kv_heads,
                .block_size = CASE_BLOCK_SIZE,

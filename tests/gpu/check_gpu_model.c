@@ -231,7 +231,7 @@ static struct runner *runner_create(const struct imbrex_model *model,
     size_t used_bytes = 2 * (size_t)config->num_layers * (size_t)config->num_kv_heads * BLOCK_SIZE *
                         (size_t)config->head_dim * dtype_block_bytes(dtype);
     runner->kv = (struct kv_view){.block_bytes = (used_bytes + 4095) / 4096 * 4096,
-                                  .dtype = dtype,
+                                  .dtype = kv_dtype_of(dtype),
                                   .num_layers = config->num_layers,
                                   .num_kv_heads = config->num_kv_heads,
                                   .block_size = BLOCK_SIZE,

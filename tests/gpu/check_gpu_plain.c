@@ -315,7 +315,7 @@ static struct kv_view kv_of(const struct layer *layer)
 {
     return (struct kv_view){.blocks = device_at(&layer->kv, 0),
                             .block_bytes = layer->block_bytes,
-                            .dtype = layer->dtype,
+                            .dtype = kv_dtype_of(layer->dtype),
                             .num_layers = NUM_LAYERS,
                             .num_kv_heads = layer->shape.num_kv_heads,
                             .block_size = BLOCK_SIZE,

@@ -219,7 +219,7 @@ static struct attend_params step_params(const struct step *step)
         .d = (void *)(step->d_buffer + CANARY_ELEMENTS * 2),
         .kv = {.blocks = (unsigned char *)step->cache,
                .block_bytes = step->block_bytes,
-               .dtype = DTYPE_BF16,
+               .dtype = KV_DTYPE_BF16,
                .num_layers = step->num_layers,
                .num_kv_heads = step->num_kv_heads,
                .block_size = BLOCK_SIZE,

@@ -140,5 +140,47 @@ class Tables(unittest.TestCase):
             self.assertEqual(self.page(root), PAGE)
 
 
+class KvDtypeTables(unittest.TestCase):
+    PAGE = "x\n<!-- kv-dtype-tables: begin -->\n<!-- kv-dtype-tables: end -->\ny\n"
+
+    def report(self, *arguments):
+        result = subprocess.run([sys.executable, os.path.join("bench", "kv_dtype.py"), "report",
+                                 *arguments], capture_output=True, text=True, timeout=60)
+        return result.returncode, result.stdout + result.stderr
+
+    def test_page_of_this_tree(self):
+        """Catches result files that were renewed without the page, and figures typed into it."""
+        self.assertEqual(self.report("--check"), (0, ""))
+
+    def test_table(self):
+        """Catches figures in another row or column, and a page that is not noticed to be old."""
+        rows = [{"kv_dtype": name, "nll": nll, "tokens": 100, "token_bytes": token_bytes}
+                for name, nll, token_bytes in (("fp32", 2.0, 1280), ("fp8", 2.01, 400))]
+        speed = [{"kv_dtype": name, "test": test, "tokens_per_s": rate, "deviation": 0.5}
+                 for name, test, rate in (("fp32", "pp512", 10.0), ("fp32", "tg16", 20.0),
+                                          ("fp8", "pp512", 11.0), ("fp8", "tg16", 22.0))]
+        report = {"date": "2026-01-02T03:04:05Z", "gpu": None, "speed_model": "m", "speed": speed,
+                  "machine": {"cpu": "a processor", "num_cpus": 2, "commit": "abc"},
+                  "texts": [{"text": "stories", "rows": rows}]}
+        with tempfile.TemporaryDirectory(dir=os.environ.get("IMBREX_BUILD", "build")) as root:
+            os.makedirs(os.path.join(root, "docs"))
+            os.makedirs(os.path.join(root, "bench", "results"))
+            page = os.path.join(root, "docs", "kv-cache.md")
+            with open(page, "w", encoding="utf-8") as file:
+                file.write(self.PAGE)
+            with open(os.path.join(root, "bench", "results", "a-kv-dtype.json"), "w",
+                      encoding="utf-8") as file:
+                json.dump(report, file)
+            self.assertNotEqual(self.report("--check", root)[0], 0)
+            self.assertEqual(self.report(root), (0, ""))
+            self.assertEqual(self.report("--check", root), (0, ""))
+            with open(page, encoding="utf-8") as file:
+                text = file.read()
+        for line in ("a processor, 2 CPUs, 2026-01-02, commit abc",
+                     "| fp32 | 1280 | 2.00000 |  |", "| fp8 | 400 | 2.01000 | +0.500 % |",
+                     "| fp32 | 10.00 ± 0.50 | 20.00 ± 0.50 |", "| m, t/s | pp512 | tg16 |"):
+            self.assertIn(line, text)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -247,45 +247,56 @@ static void test_keeper_walk(void **state)
     kv_pool_destroy(&pool);
 }
 
-/* Catches: heads, layers or blocks that overlap or leave their block: every element of every head
- * has an address of its own inside a block of kv_block_bytes. */
+/* Marks bytes [at, at + count) as taken: none was, and all lie in the block that begins there. */
+static void take_bytes(const struct kv_view *view, const unsigned char *begin,
+                       const unsigned char *at, size_t count, unsigned char *taken)
+{
+    assert_true(at >= begin && at + count <= begin + view->block_bytes);
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(taken[at + i - view->blocks], 0);
+        taken[at + i - view->blocks] = 1;
+    }
+}
+
+/* Catches: rows, scales, heads, layers or blocks that overlap or leave their block, in every type:
+ * each byte of each row of each head has an address of its own inside a block of kv_block_bytes,
+ * and a token's bytes are as many as kv_token_bytes says. */
 static void test_layout(void **state)
 {
     (void)state;
-    enum { LAYERS = 3, HEADS = 2, HEAD_DIM = 10, BLOCKS = 3 };
-    struct kv_view view = {
-        .num_layers = LAYERS,
-        .num_kv_heads = HEADS,
-        .block_size = KV_BLOCK_SIZE,
-        .head_dim = HEAD_DIM,
-    };
-    assert_true(kv_block_bytes(LAYERS, HEADS, HEAD_DIM, DTYPE_F32, &view.block_bytes));
-    view.blocks = malloc(BLOCKS * view.block_bytes);
-    assert_non_null(view.blocks);
-    for (int32_t pass = 0; pass < 2; pass++) {
-        float mark = 1.0f;
-        for (int32_t block = 0; block < BLOCKS; block++) {
+    enum { LAYERS = 3, HEADS = 2, HEAD_DIM = 34, BLOCKS = 3 };
+    for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++) {
+        struct kv_view view = {
+            .dtype = (enum kv_dtype)dtype,
+            .num_layers = LAYERS,
+            .num_kv_heads = HEADS,
+            .block_size = KV_BLOCK_SIZE,
+            .head_dim = HEAD_DIM,
+        };
+        size_t element_bytes = HEAD_DIM * kv_dtype_element_bytes(view.dtype), token_bytes;
+        size_t scale_bytes = kv_dtype_has_scales(view.dtype) ? 2 * sizeof(uint16_t) : 0;
+        assert_true(kv_token_bytes(LAYERS, HEADS, HEAD_DIM, view.dtype, &token_bytes));
+        assert_int_equal(token_bytes, 2 * LAYERS * HEADS * (element_bytes + scale_bytes));
+        assert_true(kv_block_bytes(LAYERS, HEADS, HEAD_DIM, view.dtype, &view.block_bytes));
+        view.blocks = malloc(BLOCKS * view.block_bytes);
+        unsigned char *taken = calloc(BLOCKS, view.block_bytes);
+        assert_true(view.blocks != NULL && taken != NULL);
+        for (int32_t i = 0; i < BLOCKS * LAYERS * HEADS * KV_BLOCK_SIZE; i++) {
+            int32_t offset = i % KV_BLOCK_SIZE, head = i / KV_BLOCK_SIZE % HEADS;
+            int32_t layer = i / KV_BLOCK_SIZE / HEADS % LAYERS;
+            int32_t block = i / KV_BLOCK_SIZE / HEADS / LAYERS;
             unsigned char *begin = view.blocks + (size_t)block * view.block_bytes;
-            for (int32_t layer = 0; layer < LAYERS; layer++) {
-                for (int32_t head = 0; head < HEADS; head++) {
-                    float *planes[2] = {kv_view_keys(&view, block, layer, head),
-                                        kv_view_values(&view, block, layer, head)};
-                    for (int32_t i = 0; i < 2 * KV_BLOCK_SIZE * HEAD_DIM; i++) {
-                        float *element = &planes[i % 2][i / 2];
-                        assert_true((unsigned char *)element >= begin);
-                        assert_true((unsigned char *)(element + 1) <= begin + view.block_bytes);
-                        if (pass == 0) {
-                            *element = mark;
-                        } else {
-                            assert_true(*element == mark);
-                        }
-                        mark += 1.0f;
-                    }
-                }
+            unsigned char *heads[2] = {kv_view_keys(&view, block, layer, head),
+                                       kv_view_values(&view, block, layer, head)};
+            for (int plane = 0; plane < 2; plane++) {
+                struct kv_row row = kv_view_row(&view, heads[plane], offset);
+                take_bytes(&view, begin, row.elements, element_bytes, taken);
+                take_bytes(&view, begin, (unsigned char *)row.scales, scale_bytes, taken);
             }
         }
+        free(taken);
+        free(view.blocks);
     }
-    free(view.blocks);
 }
 
 /* Catches: sizes that wrap around instead of failing, and a block that is no multiple of 4 KiB. */
@@ -293,12 +304,12 @@ static void test_block_bytes(void **state)
 {
     (void)state;
     size_t block_bytes = 1;
-    assert_false(kv_block_bytes(INT32_MAX, INT32_MAX, INT32_MAX, DTYPE_F32, &block_bytes));
+    assert_false(kv_block_bytes(INT32_MAX, INT32_MAX, INT32_MAX, KV_DTYPE_F32, &block_bytes));
     assert_int_equal(block_bytes, 1);
-    const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16};
-    for (int32_t i = 0; i < 2; i++) {
-        size_t used_bytes = dtype_block_bytes(dtypes[i]) * 2 * 3 * 2 * 10 * KV_BLOCK_SIZE;
-        assert_true(kv_block_bytes(3, 2, 10, dtypes[i], &block_bytes));
+    for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++) {
+        size_t row_bytes = kv_dtype_row_bytes((enum kv_dtype)dtype, 10);
+        size_t used_bytes = row_bytes * 2 * 3 * 2 * KV_BLOCK_SIZE;
+        assert_true(kv_block_bytes(3, 2, 10, (enum kv_dtype)dtype, &block_bytes));
         assert_int_equal(block_bytes % KV_BLOCK_ALIGNMENT, 0);
         assert_true(block_bytes >= used_bytes);
         assert_true(block_bytes < used_bytes + KV_BLOCK_ALIGNMENT);

@@ -4,8 +4,10 @@
  * heads hold NaN: a kernel that reads one of them shows it. Table entries before the first window
  * name no block: one that reads it crashes. */
 #include <math.h>
+#include <string.h>
 
 #include "ops/harness.h"
+#include "ops/ref/ref_kernels.h"
 
 #define NUM_LAYERS 2
 #define LAYER_IDX 1
@@ -32,9 +34,15 @@ static void run_attention(struct ops *ops, void *arg, int32_t first, int32_t cou
     ops_attention(ops, &params);
 }
 
-/* One query head of one token, in fp64. */
+/* The key or value of a position, as the type of the cache defines it. */
+static void load_row(const struct kv_view *kv, unsigned char *head, int32_t position, float *row)
+{
+    ref_kv_load(kv->dtype, kv_view_row(kv, head, position % kv->block_size), kv->head_dim, row);
+}
+
+/* One query head of one token, in fp64. row: [head_dim] of memory. */
 static void expect_head(const struct attention_params *params, int64_t token, int32_t head,
-                        double *scores, double *expected, double *bound)
+                        float *row, double *scores, double *expected, double *bound)
 {
     const struct kv_view *kv = &params->kv;
     int32_t head_dim = kv->head_dim, kv_head = head / (params->num_heads / kv->num_kv_heads);
@@ -44,12 +52,12 @@ static void expect_head(const struct attention_params *params, int64_t token, in
     int32_t first = params->window > 0 && num_keys > params->window ? num_keys - params->window : 0;
     double largest = -INFINITY, score_error = 0.0;
     for (int32_t key = first; key < num_keys; key++) {
-        const float *k = kv_view_keys(kv, table[key / kv->block_size], params->layer_idx, kv_head) +
-                         (int64_t)(key % kv->block_size) * head_dim;
+        load_row(kv, kv_view_keys(kv, table[key / kv->block_size], params->layer_idx, kv_head), key,
+                 row);
         double sum = 0.0, magnitude = 0.0;
         for (int32_t dim = 0; dim < head_dim; dim++) {
-            sum += (double)q[dim] * k[dim];
-            magnitude += fabs((double)q[dim] * k[dim]);
+            sum += (double)q[dim] * row[dim];
+            magnitude += fabs((double)q[dim] * row[dim]);
         }
         scores[key] = params->scale * sum;
         largest = fmax(largest, scores[key]);
@@ -63,16 +71,15 @@ static void expect_head(const struct attention_params *params, int64_t token, in
         expected[dim] = bound[dim] = 0.0;
     }
     for (int32_t key = first; key < num_keys; key++) {
-        const float *v =
-            kv_view_values(kv, table[key / kv->block_size], params->layer_idx, kv_head) +
-            (int64_t)(key % kv->block_size) * head_dim;
+        load_row(kv, kv_view_values(kv, table[key / kv->block_size], params->layer_idx, kv_head),
+                 key, row);
         double weight = exp(scores[key] - largest);
         total += weight;
         /* Weights below exp(-88) add nothing that fp32 could see. */
         spread = fmax(spread, fmin(largest - scores[key], 88.0));
         for (int32_t dim = 0; dim < head_dim; dim++) {
-            expected[dim] += weight * v[dim];
-            bound[dim] += weight * fabs((double)v[dim]);
+            expected[dim] += weight * row[dim];
+            bound[dim] += weight * fabs((double)row[dim]);
         }
     }
     /* Relative errors: of a weight, twice that of a score (its own and the largest's) plus the
@@ -90,14 +97,17 @@ static void fill_blocks(struct harness *harness, const struct attention_shape *s
                         const struct kv_view *kv, const int32_t *table, int32_t first,
                         int32_t num_tokens, double k_scale)
 {
+    float *row = harness_alloc(harness, (size_t)shape->head_dim, sizeof(*row));
     for (int32_t position = first; position < num_tokens; position++) {
         for (int32_t head = 0; head < shape->num_kv_heads; head++) {
             int32_t block_idx = table[position / shape->block_size];
-            int64_t offset = (int64_t)(position % shape->block_size) * shape->head_dim;
-            harness_fill(harness, kv_view_keys(kv, block_idx, LAYER_IDX, head) + offset, 1,
-                         shape->head_dim, shape->head_dim, k_scale);
-            harness_fill(harness, kv_view_values(kv, block_idx, LAYER_IDX, head) + offset, 1,
-                         shape->head_dim, shape->head_dim, 1.0);
+            int32_t offset = position % shape->block_size;
+            unsigned char *keys = kv_view_keys(kv, block_idx, LAYER_IDX, head);
+            unsigned char *values = kv_view_values(kv, block_idx, LAYER_IDX, head);
+            harness_fill(harness, row, 1, shape->head_dim, shape->head_dim, k_scale);
+            ref_kv_store(kv->dtype, row, kv->head_dim, kv_view_row(kv, keys, offset));
+            harness_fill(harness, row, 1, shape->head_dim, shape->head_dim, 1.0);
+            ref_kv_store(kv->dtype, row, kv->head_dim, kv_view_row(kv, values, offset));
         }
     }
 }
@@ -106,30 +116,26 @@ struct attention_case {
     struct attention_params params;
     struct check_plan plan;
     float *q; /* still writable until finish_case */
-    float *cache;
+    unsigned char *cache;
     int32_t context[NUM_SEQS];
 };
 
 static void build_case(struct harness *harness, struct attention_shape shape, int32_t window,
-                       int32_t num_seqs, double k_scale, bool is_shuffled,
+                       int32_t num_seqs, double k_scale, bool is_shuffled, enum kv_dtype dtype,
                        struct attention_case *attention)
 {
     int32_t max_blocks = (shape.context + shape.block_size - 1) / shape.block_size + 1;
     int32_t num_blocks = num_seqs * max_blocks + 2;
-    size_t plane_elements =
-        (size_t)shape.num_kv_heads * (size_t)shape.block_size * (size_t)shape.head_dim;
-    size_t block_bytes = (NUM_LAYERS * 2 * plane_elements + 5) * sizeof(float);
-    int64_t num_cached = (int64_t)((size_t)num_blocks * block_bytes / sizeof(float));
-    float *cache = harness_place(harness, (size_t)num_blocks * block_bytes, 0);
-    for (int64_t idx = 0; idx < num_cached; idx++) {
-        cache[idx] = NAN;
-    }
-    struct kv_view kv = {.blocks = (unsigned char *)cache,
-                         .block_bytes = block_bytes,
+    struct kv_view kv = {.dtype = dtype,
                          .num_layers = NUM_LAYERS,
                          .num_kv_heads = shape.num_kv_heads,
                          .block_size = shape.block_size,
                          .head_dim = shape.head_dim};
+    kv.block_bytes = (kv_view_layer_offset(&kv, NUM_LAYERS) + 23) / 4 * 4;
+    size_t cache_bytes = (size_t)num_blocks * kv.block_bytes;
+    kv.blocks = harness_place(harness, cache_bytes, 0);
+    /* NaN in every type. */
+    memset(kv.blocks, 0xff, cache_bytes);
     int32_t *tables = harness_place(harness, (size_t)(num_seqs * max_blocks) * sizeof(int32_t), 0);
     int32_t num_tokens = 0;
     for (int32_t seq = 0; seq < num_seqs; seq++) {
@@ -178,7 +184,7 @@ static void build_case(struct harness *harness, struct attention_shape shape, in
     harness_seal(harness, seq_idx);
     harness_seal(harness, positions);
     attention->q = q;
-    attention->cache = cache;
+    attention->cache = kv.blocks;
     attention->params = (struct attention_params){.q = q,
                                                   .d = d,
                                                   .kv = kv,
@@ -205,11 +211,12 @@ static void finish_case(struct harness *harness, struct attention_case *attentio
     double *bound = harness_alloc(harness, (size_t)num_outputs, sizeof(double));
     double *scores = harness_alloc(
         harness, (size_t)params->max_blocks * (size_t)params->kv.block_size, sizeof(double));
+    float *row = harness_alloc(harness, (size_t)params->kv.head_dim, sizeof(float));
     for (int64_t token = 0; token < params->num_tokens; token++) {
         for (int32_t head = 0; head < params->num_heads; head++) {
             int64_t idx = token * width + (int64_t)head * params->kv.head_dim;
             if (token % token_step == 0 || token + 1 == params->num_tokens) {
-                expect_head(params, token, head, scores, expected + idx, bound + idx);
+                expect_head(params, token, head, row, scores, expected + idx, bound + idx);
                 continue;
             }
             for (int32_t dim = 0; dim < params->kv.head_dim; dim++) {
@@ -232,22 +239,24 @@ static void finish_case(struct harness *harness, struct attention_case *attentio
                                                        .global_ratio = global_ratio}}};
 }
 
-static void name_case(struct harness *harness, const struct attention_shape *shape, int32_t window)
+static void name_case(struct harness *harness, const struct attention_shape *shape, int32_t window,
+                      enum kv_dtype dtype)
 {
-    harness_case(harness, "%d/%d heads of %d, blocks of %d, context %d, %d new, window %d",
+    harness_case(harness, "%d/%d heads of %d, %s blocks of %d, context %d, %d new, window %d",
                  (int)shape->num_heads, (int)shape->num_kv_heads, (int)shape->head_dim,
-                 (int)shape->block_size, (int)shape->context, (int)shape->num_new, (int)window);
+                 kv_dtype_name(dtype), (int)shape->block_size, (int)shape->context,
+                 (int)shape->num_new, (int)window);
 }
 
 /* is_shuffled: the tokens of all sequences stand in random order. */
 static void check_order(struct harness *harness, struct attention_shape shape, int32_t window,
-                        double k_scale, bool is_shuffled)
+                        double k_scale, bool is_shuffled, enum kv_dtype dtype)
 {
     for (int placement = 0; placement < PLACEMENT_COUNT; placement++) {
         struct attention_case attention;
-        name_case(harness, &shape, window);
+        name_case(harness, &shape, window, dtype);
         harness_set_placement(harness, (enum placement)placement);
-        build_case(harness, shape, window, NUM_SEQS, k_scale, is_shuffled, &attention);
+        build_case(harness, shape, window, NUM_SEQS, k_scale, is_shuffled, dtype, &attention);
         finish_case(harness, &attention, 1, GLOBAL_RATIO);
         harness_check(harness, &attention.plan);
         harness_end_case(harness);
@@ -257,37 +266,47 @@ static void check_order(struct harness *harness, struct attention_shape shape, i
 static void check_shape(struct harness *harness, struct attention_shape shape, int32_t window,
                         double k_scale)
 {
-    check_order(harness, shape, window, k_scale, false);
+    check_order(harness, shape, window, k_scale, false, KV_DTYPE_F32);
+}
+
+/* Puts `value` into a row of the cache. */
+static void set_element(struct harness *harness, const struct kv_view *kv, unsigned char *head,
+                        int32_t position, int32_t dim, float value)
+{
+    float *row = harness_alloc(harness, (size_t)kv->head_dim, sizeof(*row));
+    load_row(kv, head, position, row);
+    row[dim] = value;
+    ref_kv_store(kv->dtype, row, kv->head_dim, kv_view_row(kv, head, position % kv->block_size));
 }
 
 /* One key of a sequence is infinite or NaN, or every score is -inf: what IEEE arithmetic makes of
  * softmax; the other sequences are untouched. */
-static void check_non_finite(struct harness *harness)
+static void check_non_finite(struct harness *harness, enum kv_dtype dtype)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     struct attention_shape shape = {4, 2, 32, 16, 37, 5, 0};
-    harness_group(harness, "attention, non-finite keys, queries and values");
+    harness_group(harness, "attention, non-finite keys, queries and values, %s",
+                  kv_dtype_name(dtype));
     for (size_t idx = 0; idx < NUM_VICTIMS * sizeof(bad) / sizeof(bad[0]); idx++) {
         struct attention_case attention;
         float value = bad[idx / NUM_VICTIMS];
-        name_case(harness, &shape, 0);
+        name_case(harness, &shape, 0, dtype);
         harness_set_placement(harness, PLACEMENT_END);
-        build_case(harness, shape, 0, NUM_SEQS, 1.0, false, &attention);
+        build_case(harness, shape, 0, NUM_SEQS, 1.0, false, dtype, &attention);
         const struct attention_params *params = &attention.params;
         const struct kv_view *kv = &params->kv;
         /* Position 20 of sequence 0, kv head 1; q of its tokens is positive in that place. */
         int32_t block_idx = params->block_tables[20 / shape.block_size];
-        int64_t offset = (int64_t)(20 % shape.block_size) * shape.head_dim + 3;
         for (int32_t row = 0; row < params->num_tokens * shape.num_heads; row++) {
             float *q = attention.q + (int64_t)row * shape.head_dim + 3;
             *q = fabsf(*q) + 0.5f;
         }
         switch (idx % NUM_VICTIMS) {
         case 0:
-            kv_view_keys(kv, block_idx, LAYER_IDX, 1)[offset] = value;
+            set_element(harness, kv, kv_view_keys(kv, block_idx, LAYER_IDX, 1), 20, 3, value);
             break;
         case 1:
-            kv_view_values(kv, block_idx, LAYER_IDX, 1)[offset] = value;
+            set_element(harness, kv, kv_view_values(kv, block_idx, LAYER_IDX, 1), 20, 3, value);
             break;
         case 2:
             attention.q[params->q_stride + 2 * shape.head_dim + 3] = value;
@@ -296,8 +315,7 @@ static void check_non_finite(struct harness *harness)
             int32_t num_bad = idx % NUM_VICTIMS == 3 ? attention.context[0] : 20;
             for (int32_t position = 0; position < num_bad; position++) {
                 int32_t block = params->block_tables[position / shape.block_size];
-                float *keys = kv_view_keys(kv, block, LAYER_IDX, 1);
-                keys[(int64_t)(position % shape.block_size) * shape.head_dim + 3] = value;
+                set_element(harness, kv, kv_view_keys(kv, block, LAYER_IDX, 1), position, 3, value);
             }
             break;
         }
@@ -341,7 +359,7 @@ static void check_tiles(struct harness *harness)
     harness_group(harness, "attention, many tokens of a sequence, windows among them");
     for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
         for (size_t window = 0; window < sizeof(windows) / sizeof(windows[0]); window++) {
-            check_order(harness, shapes[idx], windows[window], 1.0, idx % 3 == 2);
+            check_order(harness, shapes[idx], windows[window], 1.0, idx % 3 == 2, KV_DTYPE_F32);
         }
     }
     /* Edges at 512 and its multiples, and at 16,384 keys, from where splits are longer. */
@@ -353,38 +371,37 @@ static void check_tiles(struct harness *harness)
     harness_group(harness, "attention, keys in several splits");
     for (size_t idx = 0; idx < sizeof(long_shapes) / sizeof(long_shapes[0]); idx++) {
         for (size_t window = 0; window < sizeof(long_windows) / sizeof(long_windows[0]); window++) {
-            check_order(harness, long_shapes[idx], long_windows[window], 1.0, idx % 3 == 2);
+            check_order(harness, long_shapes[idx], long_windows[window], 1.0, idx % 3 == 2,
+                        KV_DTYPE_F32);
         }
     }
 }
 
 /* A key or value that some rows of a batch see and others do not is infinite or NaN: the results of
  * the others must not know. Catches masks that multiply by zero. */
-static void check_hidden_non_finite(struct harness *harness)
+static void check_hidden_non_finite(struct harness *harness, enum kv_dtype dtype)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     static const int32_t windows[] = {0, 20};
     struct attention_shape shape = {6, 2, 32, 16, 100, 50, 0};
-    harness_group(harness, "attention, non-finite keys and values that few rows see");
+    harness_group(harness, "attention, non-finite keys and values that few rows see, %s",
+                  kv_dtype_name(dtype));
     for (size_t idx = 0; idx < 2 * 2 * 3 * sizeof(bad) / sizeof(bad[0]); idx++) {
         struct attention_case attention;
         float value = bad[idx / 12];
         int32_t window = windows[idx / 6 % 2];
-        name_case(harness, &shape, window);
+        name_case(harness, &shape, window, dtype);
         harness_set_placement(harness, PLACEMENT_END);
-        build_case(harness, shape, window, NUM_SEQS, 1.0, false, &attention);
+        build_case(harness, shape, window, NUM_SEQS, 1.0, false, dtype, &attention);
         const struct attention_params *params = &attention.params;
         const struct kv_view *kv = &params->kv;
         /* Of the first sequence's queries at positions 50 to 99: seen by the first ones of them if
          * there is a window, from the middle on, by the last. */
         int32_t position = idx % 3 == 0 ? 45 : idx % 3 == 1 ? 75 : 99;
         int32_t block_idx = params->block_tables[position / shape.block_size];
-        int64_t offset = (int64_t)(position % shape.block_size) * shape.head_dim + 3;
-        if (idx / 3 % 2 == 0) {
-            kv_view_keys(kv, block_idx, LAYER_IDX, 1)[offset] = value;
-        } else {
-            kv_view_values(kv, block_idx, LAYER_IDX, 1)[offset] = value;
-        }
+        unsigned char *head = idx / 3 % 2 == 0 ? kv_view_keys(kv, block_idx, LAYER_IDX, 1)
+                                               : kv_view_values(kv, block_idx, LAYER_IDX, 1);
+        set_element(harness, kv, head, position, 3, value);
         for (int32_t row = 0; row < params->num_tokens * shape.num_heads; row++) {
             float *q = attention.q + (int64_t)row * shape.head_dim + 3;
             *q = fabsf(*q) + 0.5f;
@@ -393,6 +410,29 @@ static void check_hidden_non_finite(struct harness *harness)
         harness_check(harness, &attention.plan);
         harness_end_case(harness);
     }
+}
+
+/* Catches elements read with another row's scale or with none, rows widened for the wrong keys or
+ * beyond their end, scales of a group that is cut short, and whatever a window, a split, a tile or
+ * a thread changes: what is expected is computed from the elements one by one. */
+static void check_kv_dtypes(struct harness *harness, enum kv_dtype dtype)
+{
+    static const struct attention_shape shapes[] = {
+        {1, 1, 2, 1, 1, 1, 0},      {3, 1, 6, 7, 80, 60, 0},    {8, 4, 8, 16, 65, 9, 0},
+        {10, 2, 20, 3, 150, 50, 0}, {4, 2, 34, 16, 70, 7, 8},   {14, 2, 64, 16, 70, 70, 0},
+        {5, 5, 80, 16, 50, 5, 1},   {4, 1, 128, 32, 100, 4, 0}, {2, 1, 320, 16, 40, 3, 0},
+        {2, 1, 514, 16, 5, 2, 0},   {4, 2, 32, 16, 1100, 1, 0}, {300, 1, 4, 16, 140, 3, 0},
+    };
+    static const int32_t windows[] = {0, 33};
+    harness_group(harness, "attention, %s keys and values", kv_dtype_name(dtype));
+    for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
+        for (size_t window = 0; window < sizeof(windows) / sizeof(windows[0]); window++) {
+            check_order(harness, shapes[idx], windows[window], 1.0, idx % 3 == 2, dtype);
+        }
+    }
+    /* The smallest scales, and none at all. */
+    check_order(harness, shapes[4], 0, 1e-37, false, dtype);
+    check_order(harness, shapes[4], 0, 1e-43, false, dtype);
 }
 
 static void checks(struct harness *harness)
@@ -422,8 +462,13 @@ static void checks(struct harness *harness)
     check_shape(harness, (struct attention_shape){14, 2, 64, 16, 600, 6, 256}, 0, 1.0);
     check_windows(harness);
     check_tiles(harness);
-    check_non_finite(harness);
-    check_hidden_non_finite(harness);
+    for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++) {
+        if (dtype != KV_DTYPE_F32) {
+            check_kv_dtypes(harness, (enum kv_dtype)dtype);
+        }
+        check_non_finite(harness, (enum kv_dtype)dtype);
+        check_hidden_non_finite(harness, (enum kv_dtype)dtype);
+    }
 }
 
 static void benches(struct harness *harness)
@@ -435,13 +480,16 @@ static void benches(struct harness *harness)
         {14, 2, 64, 16, 4096, 128, 0},  {14, 2, 64, 16, 32768, 1, 0},
     };
     static const int32_t windows[sizeof(shapes) / sizeof(shapes[0])] = {[5] = 512};
-    for (size_t idx = 0; idx < sizeof(shapes) / sizeof(shapes[0]); idx++) {
+    size_t num_shapes = sizeof(shapes) / sizeof(shapes[0]);
+    for (size_t i = 0; i < num_shapes * KV_DTYPE_COUNT; i++) {
+        size_t idx = i % num_shapes;
+        enum kv_dtype dtype = (enum kv_dtype)(i / num_shapes);
         struct attention_case attention;
         struct attention_shape shape = shapes[idx];
-        build_case(harness, shape, windows[idx], 1, 1.0, false, &attention);
-        harness_case(harness, "attention %d/%d x %d, %d keys, %d new%s", (int)shape.num_heads,
+        build_case(harness, shape, windows[idx], 1, 1.0, false, dtype, &attention);
+        harness_case(harness, "attention %d/%d x %d, %d keys, %d new, %s%s", (int)shape.num_heads,
                      (int)shape.num_kv_heads, (int)shape.head_dim, (int)shape.context,
-                     (int)shape.num_new, windows[idx] > 0 ? ", window" : "");
+                     (int)shape.num_new, kv_dtype_name(dtype), windows[idx] > 0 ? ", window" : "");
         finish_case(harness, &attention, 17, 0.0);
         attention.plan.whole_only = true;
         attention.plan.fast_only = shape.context >= 4096;
@@ -453,7 +501,8 @@ static void benches(struct harness *harness)
         }
         harness_bench(harness, &attention.plan, NULL,
                       num_keys * 4.0 * shape.num_heads * shape.head_dim,
-                      num_keys * 8.0 * shape.num_kv_heads * shape.head_dim);
+                      num_keys * 2.0 * shape.num_kv_heads *
+                          (double)kv_dtype_row_bytes(dtype, shape.head_dim));
         harness_end_case(harness);
     }
 }

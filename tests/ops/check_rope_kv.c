@@ -121,8 +121,10 @@ static void expect_cache(const struct rope_kv_params *params, const double *qkv,
         int32_t block_idx = params->slot_mapping[token] / kv->block_size;
         int64_t offset = params->slot_mapping[token] % kv->block_size * head_dim;
         for (int32_t head = 0; head < kv->num_kv_heads; head++) {
-            const float *keys = kv_view_keys(kv, block_idx, params->layer_idx, head) + offset;
-            const float *values = kv_view_values(kv, block_idx, params->layer_idx, head) + offset;
+            const float *keys =
+                (float *)(void *)kv_view_keys(kv, block_idx, params->layer_idx, head) + offset;
+            const float *values =
+                (float *)(void *)kv_view_values(kv, block_idx, params->layer_idx, head) + offset;
             int64_t k_idx = token * (q_width + 2 * k_width) + q_width + head * head_dim;
             int64_t v_idx = k_idx + k_width;
             int64_t k_at = keys - (const float *)(void *)kv->blocks;
@@ -235,10 +237,12 @@ static void check_copies(struct harness *harness, const struct rope_kv_params *p
     for (int64_t token = 0; token < params->num_tokens; token++) {
         for (int32_t head = 0; head < kv->num_kv_heads; head++) {
             int32_t slot = params->slot_mapping[token];
-            const float *cached = kv_view_keys(kv, slot / kv->block_size, params->layer_idx, head) +
-                                  slot % kv->block_size * head_dim;
+            struct kv_row cached =
+                kv_view_row(kv, kv_view_keys(kv, slot / kv->block_size, params->layer_idx, head),
+                            slot % kv->block_size);
             const float *k = params->qkv + token * width + q_width + head * head_dim;
-            harness_expect(harness, memcmp(cached, k, (size_t)head_dim * sizeof(float)) == 0,
+            harness_expect(harness,
+                           memcmp(cached.elements, k, (size_t)head_dim * sizeof(float)) == 0,
                            "token %d, kv head %d: the cached key is not the rotated key",
                            (int)token, (int)head);
         }

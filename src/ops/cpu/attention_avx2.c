@@ -83,6 +83,23 @@ VEC_INLINE vec vec_keep_lanes(vec a, int32_t begin, int32_t end)
     return _mm256_blendv_ps(vec_set(-INFINITY), a, _mm256_castsi256_ps(kept));
 }
 
+/* Eight elements of the cache, widened. */
+VEC_INLINE vec vec_load_kv(enum kv_dtype dtype, const unsigned char *at)
+{
+    if (dtype == KV_DTYPE_F16 || dtype == KV_DTYPE_BF16) {
+        return vec_load_weights(dtype == KV_DTYPE_F16 ? DTYPE_F16 : DTYPE_BF16, at);
+    }
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)at);
+    if (dtype == KV_DTYPE_INT8) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+    }
+    __m128i words = _mm_cvtepi8_epi16(bytes); /* signs in the upper halves */
+    __m128i magnitudes = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(0x7f)), 7);
+    __m128i signs = _mm_and_si128(words, _mm_set1_epi16((short)0x8000));
+    /* An E4M3 in the bits of an fp16 is 2^-8 times itself: its exponent has another bias. */
+    return _mm256_mul_ps(_mm256_set1_ps(0x1p8f), _mm256_cvtph_ps(_mm_or_si128(magnitudes, signs)));
+}
+
 /* Element `dim` of eight keys side by side, for every dim: columns + dim * 64. */
 VEC_INLINE void turn_keys(const float *const *rows, int32_t head_dim, float *columns)
 {

@@ -91,6 +91,24 @@ VEC_INLINE vec vec_keep_lanes(vec a, int32_t begin, int32_t end)
     return _mm512_mask_mov_ps(vec_set(-INFINITY), kept, a);
 }
 
+/* Sixteen elements of the cache, widened. */
+VEC_INLINE vec vec_load_kv(enum kv_dtype dtype, const unsigned char *at)
+{
+    if (dtype == KV_DTYPE_F16 || dtype == KV_DTYPE_BF16) {
+        return vec_load_weights(dtype == KV_DTYPE_F16 ? DTYPE_F16 : DTYPE_BF16, at);
+    }
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
+    if (dtype == KV_DTYPE_INT8) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    }
+    __m256i words = _mm256_cvtepi8_epi16(bytes); /* signs in the upper halves */
+    __m256i magnitudes = _mm256_slli_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0x7f)), 7);
+    __m256i signs = _mm256_and_si256(words, _mm256_set1_epi16((short)0x8000));
+    /* An E4M3 in the bits of an fp16 is 2^-8 times itself: its exponent has another bias. */
+    return _mm512_mul_ps(_mm512_set1_ps(0x1p8f),
+                         _mm512_cvtph_ps(_mm256_or_si256(magnitudes, signs)));
+}
+
 /* Element `dim` of sixteen keys side by side, for every dim: columns + dim * 64. */
 VEC_INLINE void turn_keys(const float *const *rows, int32_t head_dim, float *columns)
 {

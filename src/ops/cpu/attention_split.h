@@ -15,8 +15,8 @@
 
 /* Of a thread's scratch memory the first half is for its tile, the second for parts. */
 #define ATTENTION_TILE_BYTES (CPU_SCRATCH_BYTES / 2)
-/* Wider heads go to the reference: a tile's turned keys take 256 KiB. */
-#define ATTENTION_MAX_HEAD_DIM 1024
+/* Floats of a row of keys, turned or widened, that a tile has memory for: 256 KiB a chunk. */
+#define ATTENTION_MAX_TILE_FLOATS 1024
 #define ATTENTION_MIN_SPLIT_KEYS 512 /* folds: 1 % of a prefill, 64 wide, 4,096 keys, EPYC 9004 */
 #define ATTENTION_MAX_SPLITS 32      /* one more if a window begins inside of a split */
 
@@ -41,6 +41,13 @@ struct attention_span {
     int64_t token, begin, end;
     int32_t kv_head;
 };
+
+/* Wider heads go to the reference. A cache that is not fp32 is widened, which takes as much memory
+ * as keys that are turned. */
+static inline bool attention_has_tiles(const struct kv_view *kv)
+{
+    return kv->head_dim * (kv->dtype == KV_DTYPE_F32 ? 1 : 2) <= ATTENTION_MAX_TILE_FLOATS;
+}
 
 /* Splits of a token lie between multiples of this many positions: a power of two. */
 static inline int64_t attention_split_keys(const struct attention_params *params, int64_t token)
@@ -109,7 +116,7 @@ static inline bool attention_parts_plan(const struct attention_params *params,
         max_splits = num_splits > max_splits ? num_splits : max_splits;
     }
     int64_t count = (int64_t)params->num_tokens * kv->num_kv_heads * max_splits;
-    if (kv->head_dim > ATTENTION_MAX_HEAD_DIM || count > (int64_t)thread_parts * num_threads) {
+    if (!attention_has_tiles(kv) || count > (int64_t)thread_parts * num_threads) {
         return false;
     }
     *parts = (struct attention_parts){.scratch = scratch,

@@ -16,8 +16,11 @@
  * tile it is in, so results do not depend on the batch. What a row may not see is not multiplied by
  * zero but left out: it may be infinite.
  *
+ * Keys and values of a cache that is not fp32 are widened chunk by chunk, once for all rows: what
+ * follows is as if the cache held these numbers.
+ *
  * The file that includes this defines `vec`, VEC_LANES, STRIP_VECS and the vec_ functions below,
- * and turn_keys(). */
+ * vec_load_kv() among them, and turn_keys(). */
 #ifndef IMBREX_OPS_CPU_ATTENTION_TILE_H
 #define IMBREX_OPS_CPU_ATTENTION_TILE_H
 
@@ -25,6 +28,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "ops/cpu/attention_split.h"
 #include "ops/cpu/cpu_kernels.h"
@@ -36,12 +40,15 @@
 #define MAX_TILE_ROWS 256
 #define MAX_TILE_TOKENS 32
 #define LINE_FLOATS 16
+#define LINE_BYTES 64
 
 /* The keys of a chunk that some row of the tile may see: [begin, end) of its 64. */
 struct key_chunk {
     int64_t first; /* position */
     int32_t begin, end;
-    const float *keys[CHUNK_KEYS], *values[CHUNK_KEYS]; /* [head_dim], of [begin, end) */
+    /* Elements, and scales where there are some, of [begin, end). */
+    const unsigned char *keys[CHUNK_KEYS], *values[CHUNK_KEYS];
+    const uint16_t *key_scales[CHUNK_KEYS], *value_scales[CHUNK_KEYS];
 };
 
 struct attention_tile {
@@ -55,6 +62,7 @@ struct attention_tile {
     int32_t max_rows;
     int64_t keys_begin, keys_end; /* positions that some row sees */
     /* In scratch memory. Rows are [token][head]. */
+    float *widened;               /* [CHUNK_KEYS][head_dim]; NULL: the cache is fp32 */
     float *keys;                  /* [head_dim][CHUNK_KEYS] */
     float *q;                     /* times scale; strip by strip [head_dim][rows of the strip] */
     float *weights;               /* [num_rows][CHUNK_KEYS]; scores at first */
@@ -74,20 +82,27 @@ static void chunk_find(const struct attention_tile *tile, int64_t first, struct 
     chunk->first = first;
     chunk->begin = (int32_t)(begin - first);
     chunk->end = begin < end ? (int32_t)(end - first) : chunk->begin;
+    int32_t num_groups = kv_dtype_row_groups(kv->dtype, kv->head_dim);
+    size_t row_bytes = (size_t)kv->head_dim * kv_dtype_element_bytes(kv->dtype);
     for (int64_t position = begin; position < end;) {
         int32_t block_idx = tile->block_table[position / kv->block_size];
-        int64_t offset = position % kv->block_size;
+        int32_t offset = (int32_t)(position % kv->block_size);
         int64_t block_end = position - offset + kv->block_size;
-        const float *keys = kv_view_keys(kv, block_idx, tile->params->layer_idx, tile->kv_head) +
-                            offset * kv->head_dim;
-        const float *values =
-            kv_view_values(kv, block_idx, tile->params->layer_idx, tile->kv_head) +
-            offset * kv->head_dim;
+        struct kv_row key = kv_view_row(
+            kv, kv_view_keys(kv, block_idx, tile->params->layer_idx, tile->kv_head), offset);
+        struct kv_row value = kv_view_row(
+            kv, kv_view_values(kv, block_idx, tile->params->layer_idx, tile->kv_head), offset);
         for (; position < end && position < block_end; position++) {
-            chunk->keys[position - first] = keys;
-            chunk->values[position - first] = values;
-            keys += kv->head_dim;
-            values += kv->head_dim;
+            chunk->keys[position - first] = key.elements;
+            chunk->values[position - first] = value.elements;
+            key.elements += row_bytes;
+            value.elements += row_bytes;
+            if (num_groups > 0) {
+                chunk->key_scales[position - first] = key.scales;
+                chunk->value_scales[position - first] = value.scales;
+                key.scales += num_groups;
+                value.scales += num_groups;
+            }
         }
     }
 }
@@ -96,24 +111,25 @@ static void chunk_find(const struct attention_tile *tile, int64_t first, struct 
  * of the loops over this chunk: all at once would fill the queue of misses, and loads behind it
  * wait. */
 struct fetch {
-    const float *at, *row_end;
-    const float *const *next_row, *const *end;
-    int32_t head_dim, step_lines; /* 0: all have been asked for */
+    const unsigned char *at, *row_end;
+    const unsigned char *const *next_row, *const *end;
+    int32_t row_bytes, step_lines; /* 0: all have been asked for */
 };
 
-static struct fetch fetch_rows(const float *const *rows, const struct key_chunk *chunk,
-                               int32_t head_dim, int64_t num_steps)
+static struct fetch fetch_rows(const unsigned char *const *rows, const struct key_chunk *chunk,
+                               const struct kv_view *kv, int64_t num_steps)
 {
     if (chunk->begin >= chunk->end) {
         return (struct fetch){.step_lines = 0};
     }
-    int64_t row_lines = (head_dim + LINE_FLOATS - 1) / LINE_FLOATS;
+    int32_t row_bytes = kv->head_dim * (int32_t)kv_dtype_element_bytes(kv->dtype);
+    int64_t row_lines = (row_bytes + LINE_BYTES - 1) / LINE_BYTES;
     int64_t num_lines = (chunk->end - chunk->begin) * row_lines;
     return (struct fetch){.at = rows[chunk->begin],
-                          .row_end = rows[chunk->begin] + head_dim,
+                          .row_end = rows[chunk->begin] + row_bytes,
                           .next_row = rows + chunk->begin + 1,
                           .end = rows + chunk->end,
-                          .head_dim = head_dim,
+                          .row_bytes = row_bytes,
                           .step_lines = (int32_t)((num_lines + num_steps - 1) / num_steps)};
 }
 
@@ -122,14 +138,14 @@ VEC_INLINE void fetch_some(struct fetch *fetch)
     for (int32_t line = 0; line < fetch->step_lines; line++) {
         /* Into the second level: there the queue is longer. */
         __builtin_prefetch(fetch->at, 0, 2);
-        fetch->at += LINE_FLOATS;
+        fetch->at += LINE_BYTES;
         if (fetch->at >= fetch->row_end) {
             if (fetch->next_row == fetch->end) {
                 fetch->step_lines = 0;
                 return;
             }
             fetch->at = *fetch->next_row++;
-            fetch->row_end = fetch->at + fetch->head_dim;
+            fetch->row_end = fetch->at + fetch->row_bytes;
         }
     }
 }
@@ -284,7 +300,7 @@ VEC_INLINE void weigh_row(struct attention_tile *tile, int32_t row, struct key_r
 
 /* Adds weight * value of keys [begin, end) to num_vecs vectors of the sums of a strip, of which
  * num_lanes lanes exist in the last. */
-VEC_INLINE void add_strip(float *sums, const float *weights, const float *const *values,
+VEC_INLINE void add_strip(float *sums, const float *weights, const unsigned char *const *values,
                           int32_t dim, int64_t stride, struct key_range range, struct fetch *fetch,
                           int num_rows, int num_vecs, int32_t num_lanes)
 {
@@ -298,7 +314,7 @@ VEC_INLINE void add_strip(float *sums, const float *weights, const float *const 
     }
     for (int32_t key = range.begin; key < range.end; key++) {
         fetch_some(fetch);
-        const float *value = values[key] + dim;
+        const float *value = (const float *)(const void *)values[key] + dim;
         vec part[STRIP_VECS];
         VEC_UNROLL
         for (int idx = 0; idx < num_vecs; idx++) {
@@ -323,47 +339,46 @@ VEC_INLINE void add_strip(float *sums, const float *weights, const float *const 
     }
 }
 
-VEC_INLINE void add_strip_dims(const struct attention_tile *tile, const struct key_chunk *chunk,
-                               int32_t row, struct key_range range, struct fetch *fetch,
-                               int num_rows)
+VEC_INLINE void add_strip_dims(const struct attention_tile *tile,
+                               const unsigned char *const *values, int32_t row,
+                               struct key_range range, struct fetch *fetch, int num_rows)
 {
     int32_t stride = tile->stride, head_dim = tile->head_dim, dim = 0;
     float *sums = tile->sums + (int64_t)row * stride;
     const float *weights = tile->weights + (int64_t)row * CHUNK_KEYS;
     for (; dim + STRIP_VECS * VEC_LANES <= head_dim; dim += STRIP_VECS * VEC_LANES) {
-        add_strip(sums, weights, chunk->values, dim, stride, range, fetch, num_rows, STRIP_VECS,
+        add_strip(sums, weights, values, dim, stride, range, fetch, num_rows, STRIP_VECS,
                   VEC_LANES);
     }
     for (; dim + VEC_LANES <= head_dim; dim += VEC_LANES) {
-        add_strip(sums, weights, chunk->values, dim, stride, range, fetch, num_rows, 1, VEC_LANES);
+        add_strip(sums, weights, values, dim, stride, range, fetch, num_rows, 1, VEC_LANES);
     }
     if (dim < head_dim) {
-        add_strip(sums, weights, chunk->values, dim, stride, range, fetch, num_rows, 1,
-                  head_dim - dim);
+        add_strip(sums, weights, values, dim, stride, range, fetch, num_rows, 1, head_dim - dim);
     }
 }
 
-static void add_rows(const struct attention_tile *tile, const struct key_chunk *chunk, int32_t row,
-                     int32_t num_rows, struct key_range range, struct fetch *fetch)
+static void add_rows(const struct attention_tile *tile, const unsigned char *const *values,
+                     int32_t row, int32_t num_rows, struct key_range range, struct fetch *fetch)
 {
     switch (num_rows) {
     case 1:
-        add_strip_dims(tile, chunk, row, range, fetch, 1);
+        add_strip_dims(tile, values, row, range, fetch, 1);
         break;
     case 2:
-        add_strip_dims(tile, chunk, row, range, fetch, 2);
+        add_strip_dims(tile, values, row, range, fetch, 2);
         break;
     case 3:
-        add_strip_dims(tile, chunk, row, range, fetch, 3);
+        add_strip_dims(tile, values, row, range, fetch, 3);
         break;
     case 4:
-        add_strip_dims(tile, chunk, row, range, fetch, 4);
+        add_strip_dims(tile, values, row, range, fetch, 4);
         break;
     case 5:
-        add_strip_dims(tile, chunk, row, range, fetch, 5);
+        add_strip_dims(tile, values, row, range, fetch, 5);
         break;
     default:
-        add_strip_dims(tile, chunk, row, range, fetch, STRIP_ROWS);
+        add_strip_dims(tile, values, row, range, fetch, STRIP_ROWS);
         break;
     }
 }
@@ -371,7 +386,8 @@ static void add_rows(const struct attention_tile *tile, const struct key_chunk *
 /* The same for rows that see different keys: together those that all see, the ones before and
  * behind row by row. */
 static void add_ragged_rows(const struct attention_tile *tile, const struct key_chunk *chunk,
-                            int32_t first_row, int32_t num_rows, struct fetch *fetch)
+                            const unsigned char *const *values, int32_t first_row, int32_t num_rows,
+                            struct fetch *fetch)
 {
     struct key_range ranges[STRIP_ROWS], common = {0, CHUNK_KEYS};
     for (int32_t row = 0; row < num_rows; row++) {
@@ -386,16 +402,69 @@ static void add_ragged_rows(const struct attention_tile *tile, const struct key_
         struct key_range before = {ranges[row].begin, common.begin};
         before.end = ranges[row].end < before.end ? ranges[row].end : before.end;
         if (before.begin < before.end) {
-            add_rows(tile, chunk, first_row + row, 1, before, fetch);
+            add_rows(tile, values, first_row + row, 1, before, fetch);
         }
     }
     if (common.begin < common.end) {
-        add_rows(tile, chunk, first_row, num_rows, common, fetch);
+        add_rows(tile, values, first_row, num_rows, common, fetch);
     }
     for (int32_t row = 0; row < num_rows; row++) {
         struct key_range behind = {common.end, ranges[row].end};
         if (behind.begin < behind.end) {
-            add_rows(tile, chunk, first_row + row, 1, behind, fetch);
+            add_rows(tile, values, first_row + row, 1, behind, fetch);
+        }
+    }
+}
+
+/* Elements of one group from `dim` of their row on; `dtype` is a constant where this is inlined. */
+VEC_INLINE vec widen_lanes(enum kv_dtype dtype, const unsigned char *elements,
+                           const uint16_t *scales, int32_t dim)
+{
+    vec lanes = vec_load_kv(dtype, elements);
+    if (!kv_dtype_has_scales(dtype)) {
+        return lanes;
+    }
+    return vec_mul(lanes, vec_set(bf16_to_float(scales[dim / KV_GROUP_ELEMENTS])));
+}
+
+VEC_INLINE void widen_row(enum kv_dtype dtype, const unsigned char *elements,
+                          const uint16_t *scales, int32_t head_dim, float *d)
+{
+    size_t element_bytes = kv_dtype_element_bytes(dtype);
+    int32_t dim = 0;
+    for (; dim + VEC_LANES <= head_dim; dim += VEC_LANES) {
+        vec_store(d + dim, widen_lanes(dtype, elements + (size_t)dim * element_bytes, scales, dim));
+    }
+    if (dim < head_dim) {
+        unsigned char rest[VEC_LANES * sizeof(uint16_t)] = {0};
+        memcpy(rest, elements + (size_t)dim * element_bytes,
+               (size_t)(head_dim - dim) * element_bytes);
+        vec_store_low(d + dim, head_dim - dim, widen_lanes(dtype, rest, scales, dim));
+    }
+}
+
+/* Keys, or values, of a chunk into tile->widened; widened: where each of them is then. */
+static void widen_rows(const struct attention_tile *tile, const struct key_chunk *chunk,
+                       const unsigned char *const *rows, const uint16_t *const *scales,
+                       const unsigned char **widened)
+{
+    int32_t head_dim = tile->head_dim;
+    for (int32_t key = chunk->begin; key < chunk->end; key++) {
+        float *d = tile->widened + (int64_t)key * head_dim;
+        widened[key] = (const unsigned char *)d;
+        switch (tile->params->kv.dtype) {
+        case KV_DTYPE_F16:
+            widen_row(KV_DTYPE_F16, rows[key], NULL, head_dim, d);
+            break;
+        case KV_DTYPE_BF16:
+            widen_row(KV_DTYPE_BF16, rows[key], NULL, head_dim, d);
+            break;
+        case KV_DTYPE_INT8:
+            widen_row(KV_DTYPE_INT8, rows[key], scales[key], head_dim, d);
+            break;
+        default:
+            widen_row(KV_DTYPE_FP8, rows[key], scales[key], head_dim, d);
+            break;
         }
     }
 }
@@ -410,17 +479,23 @@ static void add_chunk(struct attention_tile *tile, const struct key_chunk *chunk
     bool is_whole = attention_first_key(tile->params, tile->token + last_token) <= chunk->first &&
                     tile->params->positions[tile->token] + 1 >= chunk->first + CHUNK_KEYS;
     struct key_range whole = {0, CHUNK_KEYS};
+    const unsigned char *widened[CHUNK_KEYS];
+    const unsigned char *const *keys = chunk->keys, *const *values = chunk->values;
+    if (tile->widened != NULL) {
+        widen_rows(tile, chunk, chunk->keys, chunk->key_scales, widened);
+        keys = widened;
+    }
     for (int32_t idx = first_vec; idx < end_vec; idx++) {
         const float *rows[VEC_LANES];
         for (int32_t lane = 0; lane < VEC_LANES; lane++) {
             int32_t key = idx * VEC_LANES + lane;
             key = key < chunk->begin ? chunk->begin : key < chunk->end ? key : chunk->end - 1;
-            rows[lane] = chunk->keys[key];
+            rows[lane] = (const float *)(const void *)keys[key];
         }
         turn_keys(rows, tile->head_dim, tile->keys + idx * VEC_LANES);
     }
     int64_t num_strips = (tile->num_rows + STRIP_ROWS - 1) / STRIP_ROWS;
-    struct fetch fetch = fetch_rows(next->keys, next, tile->head_dim,
+    struct fetch fetch = fetch_rows(next->keys, next, &tile->params->kv,
                                     num_strips * tile->head_dim * CHUNK_VECS / STRIP_VECS);
     for (int32_t row = 0; row < tile->num_rows;) {
         int32_t num_rows = strip_rows(tile->num_rows - row), end_row = row + num_rows;
@@ -436,15 +511,20 @@ static void add_chunk(struct attention_tile *tile, const struct key_chunk *chunk
             }
         }
     }
+    if (tile->widened != NULL) {
+        widen_rows(tile, chunk, chunk->values, chunk->value_scales, widened);
+        values = widened;
+    }
     int64_t num_dim_steps =
         (tile->head_dim + STRIP_VECS * VEC_LANES - 1) / (STRIP_VECS * VEC_LANES);
-    fetch = fetch_rows(next->values, next, tile->head_dim, num_strips * CHUNK_KEYS * num_dim_steps);
+    fetch =
+        fetch_rows(next->values, next, &tile->params->kv, num_strips * CHUNK_KEYS * num_dim_steps);
     for (int32_t row = 0; row < tile->num_rows;) {
         int32_t num_rows = strip_rows(tile->num_rows - row);
         if (is_whole) {
-            add_rows(tile, chunk, row, num_rows, whole, &fetch);
+            add_rows(tile, values, row, num_rows, whole, &fetch);
         } else {
-            add_ragged_rows(tile, chunk, row, num_rows, &fetch);
+            add_ragged_rows(tile, chunk, values, row, num_rows, &fetch);
         }
         row += num_rows;
     }
@@ -539,13 +619,16 @@ static void tile_init(struct attention_tile *tile, const struct attention_params
     /* Each of the arrays may take a line more than its rows. */
     size_t row_bytes = (head_dim + CHUNK_KEYS + 2 * stride + VEC_LANES + 1) * sizeof(float) +
                        sizeof(struct attention_row);
+    size_t chunk_bytes = head_dim * CHUNK_KEYS * sizeof(float);
+    bool is_widened = params->kv.dtype != KV_DTYPE_F32;
     size_t max_rows =
-        (ATTENTION_TILE_BYTES - head_dim * CHUNK_KEYS * sizeof(float) - 8 * 64) / row_bytes;
+        (ATTENTION_TILE_BYTES - (is_widened ? 2 : 1) * chunk_bytes - 8 * 64) / row_bytes;
     max_rows = max_rows < MAX_TILE_ROWS ? max_rows : MAX_TILE_ROWS;
     *tile = (struct attention_tile){.params = params,
                                     .head_dim = (int32_t)head_dim,
                                     .stride = (int32_t)stride,
                                     .max_rows = (int32_t)max_rows};
+    tile->widened = is_widened ? scratch_take(&scratch, head_dim * CHUNK_KEYS) : NULL;
     tile->keys = scratch_take(&scratch, head_dim * CHUNK_KEYS);
     tile->q = scratch_take(&scratch, max_rows * head_dim);
     tile->weights = scratch_take(&scratch, max_rows * CHUNK_KEYS);
@@ -635,7 +718,7 @@ static int32_t count_tile_tokens(const struct attention_params *params, int64_t 
 static void attention_run(const struct attention_params *params, const struct cpu_work *work,
                           int64_t begin, int64_t end)
 {
-    if (params->kv.head_dim > ATTENTION_MAX_HEAD_DIM) {
+    if (!attention_has_tiles(&params->kv)) {
         ref_attention(params, work, begin, end);
         return;
     }

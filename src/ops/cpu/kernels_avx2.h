@@ -30,6 +30,8 @@ void avx2_quant_linear(const struct linear_params *params, const struct cpu_work
                        int64_t begin, int64_t end);
 void avx2_quant_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_work *work,
                             int64_t begin, int64_t end);
+/* As ref_kv_store, with its bits, but for which NaN a NaN becomes. */
+void avx2_kv_store(enum kv_dtype dtype, const float *x, int32_t head_dim, struct kv_row row);
 void avx2_quantize(enum activation_form form, const float *a, void *blocks, int64_t count);
 bool avx2_scan_logits(const float *logits, int32_t num_ids, int32_t *best_id);
 double avx2_sum_exp(const float *logits, int32_t num_ids, float max_logit);

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Norms and rotation with eight lanes, in the reference's order of operations: a rotation gives its
- * bits. Copies into the cache are memcpy, as there. */
+ * bits. */
 #include "ops/cpu/kernels_avx2.h"
 
 #if defined(__x86_64__)
 
 #include <stddef.h>
-#include <string.h>
 
 #include "ops/cpu/vec_avx2.h"
 
@@ -89,12 +88,14 @@ void avx2_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t en
             continue;
         }
         int32_t block_idx = params->slot_mapping[token] / kv->block_size;
-        int64_t offset = params->slot_mapping[token] % kv->block_size * head_dim;
+        int32_t offset = params->slot_mapping[token] % kv->block_size;
         for (int32_t head = 0; head < kv->num_kv_heads; head++) {
-            memcpy(kv_view_keys(kv, block_idx, params->layer_idx, head) + offset,
-                   k + head * head_dim, (size_t)head_dim * sizeof(float));
-            memcpy(kv_view_values(kv, block_idx, params->layer_idx, head) + offset,
-                   v + head * head_dim, (size_t)head_dim * sizeof(float));
+            unsigned char *keys = kv_view_keys(kv, block_idx, params->layer_idx, head);
+            unsigned char *values = kv_view_values(kv, block_idx, params->layer_idx, head);
+            avx2_kv_store(kv->dtype, k + head * head_dim, kv->head_dim,
+                          kv_view_row(kv, keys, offset));
+            avx2_kv_store(kv->dtype, v + head * head_dim, kv->head_dim,
+                          kv_view_row(kv, values, offset));
         }
     }
 }

@@ -117,7 +117,7 @@ static void call_qkv(struct backend *backend, const struct qkv_params *params)
     struct backend_cuda *cuda = cuda_of(backend);
     if (cuda->is_plain) {
         cuda_plain_qkv(cuda, params);
-    } else if (is_few(cuda, params->num_tokens)) {
+    } else if (is_few(cuda, params->num_tokens) && !kv_dtype_has_scales(params->kv.dtype)) {
         cuda_small_qkv(cuda, params);
     } else {
         cuda_large_qkv(cuda, params);
@@ -136,7 +136,8 @@ static void call_attend(struct backend *backend, const struct attend_params *par
         cuda_plain_attend(cuda, params);
         return;
     }
-    if (cuda->is_plain || cuda->is_portable || is_ablated || (head_dim != 64 && head_dim != 128)) {
+    if (cuda->is_plain || cuda->is_portable || is_ablated || (head_dim != 64 && head_dim != 128) ||
+        kv_dtype_has_scales(params->kv.dtype)) {
         cuda_tensor_attend(cuda, params);
         return;
     }
@@ -264,6 +265,16 @@ enum imbrex_status backend_cuda_create_on(struct imbrex_device *device,
         .scratch = scratch,
         .scratch_bytes = scratch_bytes,
     };
+    if (kv_dtype_has_scales(shape->kv_dtype) &&
+        (created->is_plain || !cuda_rope_kv_takes(shape->head_dim) ||
+         !cuda_tensor_attend_takes(created, shape->head_dim))) {
+        free(created);
+        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
+                         "kv_dtype: expected bf16 on a GPU for this model, found %s, which needs "
+                         "BF16 activations, hidden_size, intermediate_size and the width of q in "
+                         "multiples of 64, and head_dim in multiples of 16 up to 256",
+                         kv_dtype_name(shape->kv_dtype));
+    }
     *backend = &created->backend;
     return IMBREX_STATUS_OK;
 }

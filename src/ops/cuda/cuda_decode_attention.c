@@ -29,7 +29,7 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
 {
     const struct kv_view *kv = &params->kv;
     if ((kv->head_dim != 64 && kv->head_dim != 128) || kv->block_size != ATTENTION_BLOCK_SIZE ||
-        kv->dtype != DTYPE_BF16) {
+        kv->dtype != KV_DTYPE_BF16) {
         cuda_keep(cuda,
                   error_set(&cuda->error, IMBREX_STATUS_UNSUPPORTED,
                             "attention of single tokens: expected head_dim 64 or 128 and bf16 "

@@ -41,7 +41,8 @@ void cuda_large_qkv(struct backend_cuda *cuda, const struct qkv_params *params)
     }
     cuda_rmsnorm(cuda, params->hidden, NULL, &params->norm, params->normed, params->num_tokens,
                  params->hidden_size);
-    if (!cuda->device->is_portable && gemm_qkv_is_worth_it(cuda, params)) {
+    if (!cuda->device->is_portable && !kv_dtype_has_scales(params->kv.dtype) &&
+        gemm_qkv_is_worth_it(cuda, params)) {
         cuda_gemm_qkv(cuda, params, NULL);
         return;
     }

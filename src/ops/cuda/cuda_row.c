@@ -81,6 +81,34 @@ bool cuda_rope_kv_takes(int32_t head_dim)
     return head_dim % 8 == 0 && head_dim / (2 * rope_pairs(head_dim)) <= WARP_THREADS;
 }
 
+/* k and v out of qkv into a cache with scales. */
+static void store_scaled(struct backend_cuda *cuda, const struct qkv_params *params)
+{
+    const struct kv_view *kv = &params->kv;
+    int32_t row_groups = kv_dtype_row_groups(kv->dtype, kv->head_dim);
+    struct kv_store_kernel_params told = {
+        .qkv = params->qkv,
+        .slot_mapping = params->slot_mapping,
+        .blocks = kv->blocks,
+        .block_bytes = (int64_t)kv->block_bytes,
+        .layer_offset = (int64_t)kv_view_layer_offset(kv, params->layer_idx),
+        .head_bytes = (int64_t)kv_view_head_bytes(kv),
+        .num_warps = (int64_t)params->num_tokens * 2 * kv->num_kv_heads * row_groups,
+        .num_heads = params->num_heads,
+        .num_kv_heads = kv->num_kv_heads,
+        .head_dim = kv->head_dim,
+        .block_size = kv->block_size,
+        .row_groups = row_groups};
+    int64_t num_threads = told.num_warps * WARP_THREADS;
+    cuda_launch(
+        cuda,
+        &(struct op_launch){
+            .kernel = kv->dtype == KV_DTYPE_INT8 ? OP_KERNEL_kv_store_int8 : OP_KERNEL_kv_store_fp8,
+            .grid_x = (uint32_t)((num_threads + KV_STORE_THREADS - 1) / KV_STORE_THREADS),
+            .num_threads = KV_STORE_THREADS},
+        &told);
+}
+
 void cuda_rope_kv(struct backend_cuda *cuda, const struct qkv_params *params)
 {
     const struct kv_view *kv = &params->kv;
@@ -111,7 +139,8 @@ void cuda_rope_kv(struct backend_cuda *cuda, const struct qkv_params *params)
         .threads_of_head = threads_of_head,
         .is_interleaved = params->is_interleaved ? 1 : 0,
         .groups_of_token = groups_of_token,
-        .norm_eps = params->head_norm_eps};
+        .norm_eps = params->head_norm_eps,
+        .keeps_kv = kv_dtype_has_scales(kv->dtype) ? 1 : 0};
     int64_t num_threads = told.num_groups * group_threads;
     cuda_launch(cuda,
                 &(struct op_launch){
@@ -119,6 +148,9 @@ void cuda_rope_kv(struct backend_cuda *cuda, const struct qkv_params *params)
                     .grid_x = (uint32_t)((num_threads + ROPE_KV_THREADS - 1) / ROPE_KV_THREADS),
                     .num_threads = ROPE_KV_THREADS},
                 &told);
+    if (kv_dtype_has_scales(kv->dtype)) {
+        store_scaled(cuda, params);
+    }
 }
 
 void cuda_silu_mul(struct backend_cuda *cuda, const void *gate_up, const float *gate_bias,

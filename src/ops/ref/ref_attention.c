@@ -6,24 +6,43 @@
 
 #include "ops/ref/ref_kernels.h"
 
-static float score_at(const struct attention_params *params, const int32_t *block_table,
-                      int32_t kv_head, const float *q, int64_t position)
+/* One query head of one token. */
+struct ref_query {
+    const struct attention_params *params;
+    const int32_t *block_table;
+    int32_t kv_head;
+    const float *q;
+    float *row; /* [head_dim] of scratch memory: a key or a value, widened */
+};
+
+/* The key or value of a position, in fp32: where it lies, or in query->row. */
+static const float *load_row(const struct ref_query *query, unsigned char *head, int64_t position)
 {
-    const struct kv_view *kv = &params->kv;
-    const float *keys =
-        kv_view_keys(kv, block_table[position / kv->block_size], params->layer_idx, kv_head);
-    struct weight_view view = {keys, DTYPE_F32};
-    return params->scale * ref_dot(q, view, position % kv->block_size, kv->head_dim);
+    const struct kv_view *kv = &query->params->kv;
+    struct kv_row row = kv_view_row(kv, head, (int32_t)(position % kv->block_size));
+    if (kv->dtype == KV_DTYPE_F32) {
+        return (const float *)(void *)row.elements;
+    }
+    ref_kv_load(kv->dtype, row, kv->head_dim, query->row);
+    return query->row;
 }
 
-/* One query head of one token: positions [first, num_positions). */
-static void attend(const struct attention_params *params, const int32_t *block_table,
-                   int32_t kv_head, const float *q, int64_t first, int64_t num_positions, float *d)
+static float score_at(const struct ref_query *query, int64_t position)
 {
-    const struct kv_view *kv = &params->kv;
+    const struct kv_view *kv = &query->params->kv;
+    unsigned char *keys = kv_view_keys(kv, query->block_table[position / kv->block_size],
+                                       query->params->layer_idx, query->kv_head);
+    struct weight_view view = {load_row(query, keys, position), DTYPE_F32};
+    return query->params->scale * ref_dot(query->q, view, 0, kv->head_dim);
+}
+
+/* Positions [first, num_positions). */
+static void attend(const struct ref_query *query, int64_t first, int64_t num_positions, float *d)
+{
+    const struct kv_view *kv = &query->params->kv;
     float largest = -INFINITY;
     for (int64_t position = first; position < num_positions; position++) {
-        float score = score_at(params, block_table, kv_head, q, position);
+        float score = score_at(query, position);
         largest = score > largest ? score : largest;
     }
     for (int32_t idx = 0; idx < kv->head_dim; idx++) {
@@ -31,10 +50,10 @@ static void attend(const struct attention_params *params, const int32_t *block_t
     }
     float total = 0.0f;
     for (int64_t position = first; position < num_positions; position++) {
-        float weight = expf(score_at(params, block_table, kv_head, q, position) - largest);
-        const float *value =
-            kv_view_values(kv, block_table[position / kv->block_size], params->layer_idx, kv_head) +
-            position % kv->block_size * kv->head_dim;
+        float weight = expf(score_at(query, position) - largest);
+        unsigned char *values = kv_view_values(kv, query->block_table[position / kv->block_size],
+                                               query->params->layer_idx, query->kv_head);
+        const float *value = load_row(query, values, position);
         total += weight;
         for (int32_t idx = 0; idx < kv->head_dim; idx++) {
             d[idx] += weight * value[idx];
@@ -48,7 +67,6 @@ static void attend(const struct attention_params *params, const int32_t *block_t
 void ref_attention(const struct attention_params *params, const struct cpu_work *work,
                    int64_t begin, int64_t end)
 {
-    (void)work;
     int32_t head_dim = params->kv.head_dim;
     int32_t group_heads = params->num_heads / params->kv.num_kv_heads;
     for (int64_t item = begin; item < end; item++) {
@@ -60,9 +78,13 @@ void ref_attention(const struct attention_params *params, const struct cpu_work 
         int64_t num_positions = (int64_t)params->positions[token] + 1;
         for (int64_t head = (int64_t)kv_head * group_heads;
              head < (int64_t)(kv_head + 1) * group_heads; head++) {
-            const float *q = params->q + token * params->q_stride + head * head_dim;
+            struct ref_query query = {.params = params,
+                                      .block_table = block_table,
+                                      .kv_head = kv_head,
+                                      .q = params->q + token * params->q_stride + head * head_dim,
+                                      .row = (float *)(void *)work->scratch};
             float *d = params->d + (token * params->num_heads + head) * head_dim;
-            attend(params, block_table, kv_head, q, first, num_positions, d);
+            attend(&query, first, num_positions, d);
         }
     }
 }

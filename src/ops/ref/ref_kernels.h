@@ -20,6 +20,10 @@ void ref_attention(const struct attention_params *params, const struct cpu_work 
 void ref_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_work *work,
                      int64_t begin, int64_t end);
 
+/* One row of the KV cache, as kv_dtype.h defines it; x: [head_dim]. */
+void ref_kv_store(enum kv_dtype dtype, const float *x, int32_t head_dim, struct kv_row row);
+void ref_kv_load(enum kv_dtype dtype, struct kv_row row, int32_t head_dim, float *x);
+
 bool ref_scan_logits(const float *logits, int32_t num_ids, int32_t *best_id);
 double ref_sum_exp(const float *logits, int32_t num_ids, float max_logit);
 

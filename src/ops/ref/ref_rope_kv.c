@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <string.h>
-
 #include "ops/ref/ref_kernels.h"
 
 static void normalize_heads(float *heads, int32_t num_heads, int32_t head_dim, const float *weight,
@@ -40,7 +38,6 @@ void ref_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end
     const struct kv_view *kv = &params->kv;
     int64_t head_dim = kv->head_dim, num_kv_heads = kv->num_kv_heads;
     int64_t q_width = params->num_heads * head_dim, kv_width = num_kv_heads * head_dim;
-    size_t head_bytes = (size_t)head_dim * sizeof(float);
     for (int64_t token = begin; token < end; token++) {
         float *q = params->qkv + token * (q_width + 2 * kv_width);
         float *k = q + q_width;
@@ -60,12 +57,14 @@ void ref_rope_kv(const struct rope_kv_params *params, int64_t begin, int64_t end
             continue;
         }
         int32_t block_idx = params->slot_mapping[token] / kv->block_size;
-        int64_t offset = params->slot_mapping[token] % kv->block_size * head_dim;
+        int32_t offset = params->slot_mapping[token] % kv->block_size;
         for (int32_t head = 0; head < kv->num_kv_heads; head++) {
-            float *keys = kv_view_keys(kv, block_idx, params->layer_idx, head);
-            float *values = kv_view_values(kv, block_idx, params->layer_idx, head);
-            memcpy(keys + offset, k + head * head_dim, head_bytes);
-            memcpy(values + offset, v + head * head_dim, head_bytes);
+            unsigned char *keys = kv_view_keys(kv, block_idx, params->layer_idx, head);
+            unsigned char *values = kv_view_values(kv, block_idx, params->layer_idx, head);
+            ref_kv_store(kv->dtype, k + head * head_dim, kv->head_dim,
+                         kv_view_row(kv, keys, offset));
+            ref_kv_store(kv->dtype, v + head * head_dim, kv->head_dim,
+                         kv_view_row(kv, values, offset));
         }
     }
 }

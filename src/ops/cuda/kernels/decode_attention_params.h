@@ -26,7 +26,7 @@ struct tensor_attention_kernel_params {
     int32_t max_blocks;
     int32_t window;   /* 0: none */
     float exp2_scale; /* scale * log2(e) */
-    int32_t reserved;
+    int32_t is_fp8;   /* tensor_attention_scaled_*: E4M3, else INT8 */
 };
 
 /* X(rest, head_dim, 16-row tiles of a warp, keys of a step): 4 warps, so 64 rows a tile or 128. Up
@@ -46,8 +46,11 @@ struct tensor_attention_kernel_params {
 #define TENSOR_ATTENTION_SHARED(head_dim, m_tiles, keys) \
     ((64 * (m_tiles) + 4 * (keys)) * (2 * (head_dim) + 16))
 
-#define TENSOR_ATTENTION_KERNEL(X, head_dim, m_tiles, keys)                                 \
-    X(tensor_attention_##head_dim, tensor_attention, struct tensor_attention_kernel_params, \
+/* tensor_attention_scaled_<head_dim> reads a cache with scales (kv_dtype.h). */
+#define TENSOR_ATTENTION_KERNEL(X, head_dim, m_tiles, keys)                                        \
+    X(tensor_attention_##head_dim, tensor_attention, struct tensor_attention_kernel_params,        \
+      TENSOR_ATTENTION_SHARED(head_dim, m_tiles, keys))                                            \
+    X(tensor_attention_scaled_##head_dim, tensor_attention, struct tensor_attention_kernel_params, \
       TENSOR_ATTENTION_SHARED(head_dim, m_tiles, keys))
 
 /* Attention of the sequences with one token in the step. A sequence's keys are cut into parts, as

@@ -37,6 +37,14 @@ template <int PENDING> __device__ __forceinline__ void copy_async_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/* "st.shared" of 16 bytes. */
+__device__ __forceinline__ void shared_store_16(uint32_t shared, const uint32_t (&bits)[4])
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(bits[0]),
+                 "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
+                 : "memory");
+}
+
 /* "ld" of 16 bytes that are read once: they stay out of L1. */
 __device__ __forceinline__ void load_once_16(uint32_t (&d)[4], const void *global)
 {

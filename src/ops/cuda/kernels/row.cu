@@ -3,6 +3,7 @@
  * others are far from any roof, so they are plain. */
 #include <cuda_bf16.h>
 
+#include "ops/cuda/kernels/kv_elements.cuh"
 #include "ops/cuda/kernels/ptx.cuh"
 #include "ops/cuda/kernels/row_params.h"
 
@@ -296,10 +297,11 @@ template <int PAIRS> static __device__ void rope_kv(const struct rope_kv_kernel_
         }
         if (!is_v)
             rotate(x, y, cosine, sine, is_interleaved);
+        const bool stays = is_q || params.keeps_kv != 0;
         __nv_bfloat16 *to =
-            is_q ? heads + i * params.head_dim
-                 : rows + (int64_t)(head - params.num_heads) * params.block_size * params.head_dim;
-        if (has_work && head < params.num_all_heads && (is_q || slot >= 0)) {
+            stays ? heads + i * params.head_dim
+                  : rows + (int64_t)(head - params.num_heads) * params.block_size * params.head_dim;
+        if (has_work && head < params.num_all_heads && (stays || slot >= 0)) {
             store_elements(to + first, x);
             store_elements(to + second, y);
         }
@@ -316,6 +318,87 @@ extern "C" __global__ void __launch_bounds__(ROPE_KV_THREADS)
     rope_kv_4(const __grid_constant__ struct rope_kv_kernel_params params)
 {
     rope_kv<4>(params);
+}
+
+/* ---- a cache with scales --------------------------------------------------------------------- */
+
+static __device__ __forceinline__ float sum_over_warp(float value)
+{
+    for (int distance = 16; distance > 0; distance /= 2)
+        value += __shfl_xor_sync(0xffffffff, value, distance);
+    return value;
+}
+
+/* The first of the scales from `least` on whose errors have the smallest sum of squares. */
+static __device__ __forceinline__ uint32_t choose_fp8_scale(float x, uint32_t least)
+{
+    uint32_t best = least;
+    float smallest = INFINITY;
+    for (uint32_t i = 0; i < 8 && least > 0; i++) {
+        const uint32_t bits = least + 16 * i;
+        const float scale = __uint_as_float(bits << 16);
+        const float error = fp8_widen(fp8_round(x / scale)) * scale - x;
+        const float sum = sum_over_warp(error * error);
+        if (sum < smallest) {
+            smallest = sum;
+            best = bits;
+        }
+    }
+    return best;
+}
+
+template <bool IS_FP8> static __device__ void kv_store(const struct kv_store_kernel_params &params)
+{
+    const int64_t warp = ((int64_t)blockIdx.x * KV_STORE_THREADS + threadIdx.x) / 32;
+    const int lane = threadIdx.x % 32;
+    grid_wait_for_previous();
+    grid_release_next();
+    if (warp >= params.num_warps)
+        return;
+    const int64_t row = warp / params.row_groups; /* K heads, then V heads, of all tokens */
+    const int group = (int)(warp - row * params.row_groups), dim = group * 32 + lane;
+    const int64_t token = row / (2 * params.num_kv_heads);
+    const int head = (int)(row - token * 2 * params.num_kv_heads);
+    const int32_t slot = params.slot_mapping[token];
+    if (slot < 0)
+        return;
+    const int64_t first =
+        (token * (params.num_heads + 2 * params.num_kv_heads) + params.num_heads + head) *
+        params.head_dim;
+    const float x = dim < params.head_dim
+                        ? __bfloat162float(((const __nv_bfloat16 *)params.qkv)[first + dim])
+                        : 0.0f;
+    const uint32_t largest = __reduce_max_sync(0xffffffff, __float_as_uint(fabsf(x)));
+    const bool is_finite = largest < 0x7f800000u;
+    uint32_t scale_bits = is_finite ? __bfloat16_as_ushort(__float2bfloat16_rn(
+                                          __uint_as_float(largest) / (IS_FP8 ? 448.0f : 127.0f)))
+                                    : 0x7fc0u; /* NaN */
+    if (IS_FP8 && is_finite)
+        scale_bits = choose_fp8_scale(x, scale_bits);
+    const float scale = __uint_as_float(scale_bits << 16);
+    const float quotient = scale > 0.0f ? x / scale : 0.0f;
+    const int32_t block = slot / params.block_size, offset = slot - block * params.block_size;
+    unsigned char *to =
+        params.blocks + block * params.block_bytes + params.layer_offset + head * params.head_bytes;
+    if (dim < params.head_dim)
+        to[offset * params.head_dim + dim] =
+            (unsigned char)(IS_FP8 ? fp8_round(quotient) : int8_round(quotient));
+    if (lane == 0)
+        ((uint16_t *)(to +
+                      params.block_size * params.head_dim))[offset * params.row_groups + group] =
+            (uint16_t)scale_bits;
+}
+
+extern "C" __global__ void __launch_bounds__(KV_STORE_THREADS)
+    kv_store_int8(const __grid_constant__ struct kv_store_kernel_params params)
+{
+    kv_store<false>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(KV_STORE_THREADS)
+    kv_store_fp8(const __grid_constant__ struct kv_store_kernel_params params)
+{
+    kv_store<true>(params);
 }
 
 /* ---- activation and sums --------------------------------------------------------------------- */

@@ -60,9 +60,29 @@ struct rope_kv_kernel_params {
     int32_t is_interleaved;
     int32_t groups_of_token; /* num_all_heads / ROPE_KV_HEADS, rounded up */
     float norm_eps;
+    int32_t keeps_kv; /* k and v stay in qkv, as q does: kv_store takes them from there */
+    int32_t reserved;
 };
 #define ROPE_KV_THREADS 128
 #define ROPE_KV_HEADS 4
+
+/* k and v, bf16, into a cache with scales (kv_dtype.h): kv_store_int8, kv_store_fp8. A warp has a
+ * group of a row, a lane each of its elements; warps of the grid: tokens * 2 * num_kv_heads *
+ * row_groups, rounded up to CTAs of KV_STORE_THREADS. */
+struct kv_store_kernel_params {
+    const void *qkv;             /* [tokens, num_heads + 2 * num_kv_heads, head_dim] */
+    const int32_t *slot_mapping; /* [tokens]; negative: not stored */
+    unsigned char *blocks;       /* of the KV cache */
+    int64_t block_bytes;
+    int64_t layer_offset; /* bytes of a block ahead of the layer's K */
+    int64_t head_bytes;   /* of one head in a block; V's heads lie behind K's */
+    int64_t num_warps;
+    int32_t num_heads, num_kv_heads;
+    int32_t head_dim, block_size;
+    int32_t row_groups; /* scales of a row */
+    int32_t reserved;
+};
+#define KV_STORE_THREADS 128
 
 /* d = silu(gate + gate_bias) * (up + up_bias), 8 columns a thread: CTAs (columns / 8 in x, rounded
  * up, tokens in y) of any number of threads. */
@@ -95,6 +115,8 @@ struct split_add_kernel_params {
     X(rmsnorm_8, row, struct rmsnorm_kernel_params, 0)        \
     X(rope_kv_8, row, struct rope_kv_kernel_params, 0)        \
     X(rope_kv_4, row, struct rope_kv_kernel_params, 0)        \
+    X(kv_store_int8, row, struct kv_store_kernel_params, 0)   \
+    X(kv_store_fp8, row, struct kv_store_kernel_params, 0)    \
     X(silu_mul, row, struct silu_mul_kernel_params, 0)        \
     X(split_add, row, struct split_add_kernel_params, 0)
 

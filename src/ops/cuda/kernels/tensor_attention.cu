@@ -10,10 +10,14 @@
  *
  * Steps begin at multiples of KEYS, wherever a tile or window begins: a row adds up its keys in an
  * order that depends on nothing else. Keys outside of the tile's are zeros in shared memory, as 0 *
- * NaN of a value that was never written would reach the result. */
+ * NaN of a value that was never written would reach the result.
+ *
+ * Of a cache with scales, threads load elements and scales themselves, widen them to bf16 and store
+ * these where copies would have put them; they wait for what they load. */
 #include <math.h>
 
 #include "ops/cuda/kernels/decode_attention_params.h"
+#include "ops/cuda/kernels/kv_elements.cuh"
 #include "ops/cuda/kernels/ptx.cuh"
 #include "ops/cuda/kernels/ptx_warp.cuh"
 
@@ -133,6 +137,57 @@ static __device__ __forceinline__ void load_step(const tensor_params &params,
         uint32_t to = stage + row * STRIDE + chunk * 16;
         copy_async_16(to, keys + offset, is_there ? 16 : 0);
         copy_async_16(to + KEYS * STRIDE, keys + params.value_bytes + offset, is_there ? 16 : 0);
+    }
+}
+
+/* Eight elements of a row with their scale, as bf16. */
+static __device__ __forceinline__ void widen_chunk(uint32_t shared, const unsigned char *elements,
+                                                   const uint16_t *scale_at, bool is_fp8,
+                                                   bool is_there)
+{
+    uint32_t pairs[4] = {0, 0, 0, 0};
+    if (is_there) {
+        uint2 bytes = *(const uint2 *)elements;
+        float scale = __uint_as_float((uint32_t)*scale_at << 16);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t codes = (i < 2 ? bytes.x : bytes.y) >> i % 2 * 16;
+            float low = is_fp8 ? fp8_widen(codes) : (float)(int8_t)(codes & 0xffu);
+            float high = is_fp8 ? fp8_widen(codes >> 8) : (float)(int8_t)(codes >> 8 & 0xffu);
+            pairs[i] = bf16x2_round(low * scale, high * scale);
+        }
+    }
+    shared_store_16(shared, pairs);
+}
+
+/* As load_step, of a cache with scales. */
+template <int HEAD_DIM, int KEYS>
+static __device__ __forceinline__ void widen_step(const tensor_params &params,
+                                                  const struct tensor_tile &tile, int32_t step,
+                                                  int32_t block, uint32_t stage)
+{
+    constexpr int CHUNKS = HEAD_DIM / 8, STRIDE = HEAD_DIM * 2 + 16;
+    constexpr int ROWS = step_part<HEAD_DIM, KEYS>::ROWS;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int32_t row_groups = (params.head_dim + 31) / 32;
+    int32_t element_bytes = ATTENTION_BLOCK_SIZE * params.head_dim; /* of a head */
+    const unsigned char *keys =
+        params.keys + block * params.block_bytes +
+        (int64_t)tile.kv_head * (element_bytes + ATTENTION_BLOCK_SIZE * row_groups * 2);
+#pragma unroll 1
+    for (int i = 0; i < ROWS * CHUNKS / 32; i++) {
+        int idx = i * 32 + lane;
+        int row = warp * ROWS + idx / CHUNKS, chunk = idx % CHUNKS;
+        int32_t key = step * KEYS + row, place = row % ATTENTION_BLOCK_SIZE;
+        bool is_there = key >= tile.key_begin && key < tile.key_end && chunk * 8 < params.head_dim;
+        int32_t element = place * params.head_dim + chunk * 8;
+        int32_t scale = element_bytes + (place * row_groups + chunk / 4) * 2;
+        uint32_t to = stage + row * STRIDE + chunk * 16;
+        const unsigned char *values = keys + params.value_bytes;
+        widen_chunk(to, keys + element, (const uint16_t *)(keys + scale), params.is_fp8 != 0,
+                    is_there);
+        widen_chunk(to + KEYS * STRIDE, values + element, (const uint16_t *)(values + scale),
+                    params.is_fp8 != 0, is_there);
     }
 }
 
@@ -316,7 +371,20 @@ static __device__ __forceinline__ void store_rows(const tensor_params &params,
     }
 }
 
-template <int HEAD_DIM, int M_TILES, int KEYS>
+/* A step into its stage; copies are committed by the caller. */
+template <int HEAD_DIM, int KEYS, bool IS_SCALED>
+static __device__ __forceinline__ void fill_stage(const tensor_params &params,
+                                                  const struct tensor_tile &tile, int32_t step,
+                                                  int32_t block, uint32_t stage)
+{
+    if constexpr (IS_SCALED) {
+        widen_step<HEAD_DIM, KEYS>(params, tile, step, block, stage);
+    } else {
+        load_step<HEAD_DIM, KEYS>(params, tile, step, block, stage);
+    }
+}
+
+template <int HEAD_DIM, int M_TILES, int KEYS, bool IS_SCALED>
 static __device__ __forceinline__ void attend(const tensor_params &params)
 {
     constexpr int ROWS = WARPS * 16 * M_TILES, STRIDE = HEAD_DIM * 2 + 16;
@@ -333,9 +401,9 @@ static __device__ __forceinline__ void attend(const tensor_params &params)
     uint32_t queries = shared_address(shared), stages = queries + ROWS * STRIDE;
     int32_t step = tile.key_begin / KEYS;
     load_queries<HEAD_DIM, ROWS>(params, tile, queries);
-    load_step<HEAD_DIM, KEYS>(params, tile, step,
-                              step_block<HEAD_DIM, KEYS>(params, tile, step, warp),
-                              stages + (step & 1) * 2 * KEYS * STRIDE);
+    fill_stage<HEAD_DIM, KEYS, IS_SCALED>(params, tile, step,
+                                          step_block<HEAD_DIM, KEYS>(params, tile, step, warp),
+                                          stages + (step & 1) * 2 * KEYS * STRIDE);
     copy_async_commit();
     int32_t next_block = step_block<HEAD_DIM, KEYS>(params, tile, step + 1, warp);
 
@@ -361,8 +429,8 @@ static __device__ __forceinline__ void attend(const tensor_params &params)
         /* Everybody's copies are there, and nobody reads the other stage any more. */
         __syncthreads();
         if ((step + 1) * KEYS < tile.key_end) {
-            load_step<HEAD_DIM, KEYS>(params, tile, step + 1, next_block,
-                                      stages + (~step & 1) * 2 * KEYS * STRIDE);
+            fill_stage<HEAD_DIM, KEYS, IS_SCALED>(params, tile, step + 1, next_block,
+                                                  stages + (~step & 1) * 2 * KEYS * STRIDE);
             copy_async_commit();
             next_block = step_block<HEAD_DIM, KEYS>(params, tile, step + 2, warp);
         }
@@ -384,10 +452,15 @@ static __device__ __forceinline__ void attend(const tensor_params &params)
                                   tile.first_row + warp * 16 * M_TILES + lane / 4);
 }
 
-#define TENSOR_ATTENTION(rest, head_dim, m_tiles, keys)                           \
-    extern "C" __global__ void __launch_bounds__(TENSOR_ATTENTION_THREADS)        \
-        tensor_attention_##head_dim(const __grid_constant__ tensor_params params) \
-    {                                                                             \
-        attend<head_dim, m_tiles, keys>(params);                                  \
+#define TENSOR_ATTENTION(rest, head_dim, m_tiles, keys)                                  \
+    extern "C" __global__ void __launch_bounds__(TENSOR_ATTENTION_THREADS)               \
+        tensor_attention_##head_dim(const __grid_constant__ tensor_params params)        \
+    {                                                                                    \
+        attend<head_dim, m_tiles, keys, false>(params);                                  \
+    }                                                                                    \
+    extern "C" __global__ void __launch_bounds__(TENSOR_ATTENTION_THREADS)               \
+        tensor_attention_scaled_##head_dim(const __grid_constant__ tensor_params params) \
+    {                                                                                    \
+        attend<head_dim, m_tiles, keys, true>(params);                                   \
     }
 TENSOR_ATTENTION_LIST(TENSOR_ATTENTION, )
