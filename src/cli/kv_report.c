@@ -39,6 +39,13 @@ const struct kv_term kv_terms[] = {
                  "again although the tier had them, for a request that had waited; unforeseen: for "
                  "one that had not; recall is used / (used + late + unforeseen). Cancelled: taken "
                  "back before they began"},
+    {"tiers",
+     "the replay over the first tier below the cache, and over more of them. What the cache "
+     "forgets is copied down, and from tier to tier; what waiting requests need comes up "
+     "ahead, with --prefetch also what the policy expects; a request is held until what is "
+     "below has come, but no longer than computing it would take. Kept: found in the cache "
+     "where it was computed. Up and down: over the tier's link. Lost: gone before the next "
+     "tier had it"},
     {NULL, NULL},
 };
 
@@ -253,6 +260,14 @@ void kv_report_print_head(const struct kv_report *report)
         output_printf(", hints wrong in %g %%", 100 * options->hint_error);
     }
     output_printf("\n");
+    for (size_t i = 0; i < options->num_tiers; i++) {
+        const struct imbrex_kv_sim_tier *tier = &options->tiers[i];
+        char number[KV_NUMBER_BYTES];
+        print_label(i == 0 ? "tiers" : "");
+        output_printf("%s: %s tokens, %.4g tokens/s, %g us\n", report->tiers[i].name,
+                      kv_format_tokens(number, tier->capacity_tokens), tier->tokens_per_s,
+                      1e6 * tier->latency_s);
+    }
 }
 
 static void print_trace(const struct imbrex_kv_sim_trace *trace)
@@ -310,6 +325,18 @@ static void print_capacities(const struct kv_table *table, const char *title)
 
 typedef void cell_fn(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 
+/* Spaces are owed until something follows them. */
+static void print_cell(const struct kv_cell *cell, int *num_owed)
+{
+    output_printf("%*s %*s", *num_owed, "", MAIN_COLUMNS, cell->main);
+    *num_owed = ASIDE_COLUMNS + 1;
+    if (cell->aside[0] != '\0') {
+        output_printf(" %s", cell->aside);
+        *num_owed -= 1 + (int)strlen(cell->aside);
+    }
+    *num_owed = *num_owed > 0 ? *num_owed : 0;
+}
+
 /* A row of figures, without spaces at its end. */
 static void print_row(const struct kv_table *table, const char *label, size_t policy_idx,
                       cell_fn *format)
@@ -320,13 +347,7 @@ static void print_row(const struct kv_table *table, const char *label, size_t po
     output_printf("%-*s", label_columns(table), label);
     for (size_t i = 0; i < table->num_capacities; i++) {
         format(kv_table_row(table, i, policy_idx), &cell);
-        output_printf("%*s %*s", num_owed, "", MAIN_COLUMNS, cell.main);
-        num_owed = ASIDE_COLUMNS + 1;
-        if (cell.aside[0] != '\0') {
-            output_printf(" %s", cell.aside);
-            num_owed -= 1 + (int)strlen(cell.aside);
-        }
-        num_owed = num_owed > 0 ? num_owed : 0;
+        print_cell(&cell, &num_owed);
     }
     output_printf("\n");
 }
@@ -383,6 +404,158 @@ static void print_prefetch(const struct kv_table *table)
     }
 }
 
+/* ---- tiers ----------------------------------------------------------------------------------- */
+
+/* What a cell of the tables of tiers shows. */
+struct stack_measure {
+    const char *title; /* behind the tiers' or the tier's name */
+    void (*format)(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
+                   size_t tier_idx, struct kv_cell *cell);
+};
+
+static void format_found(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
+                         size_t tier_idx, struct kv_cell *cell)
+{
+    (void)report;
+    (void)tier_idx;
+    *cell = (struct kv_cell){.aside = ""};
+    snprintf(cell->main, sizeof(cell->main), "%.2f", 100 * stack->prefetch.hit_rate);
+}
+
+static void format_stack_ttft(const struct kv_report *report,
+                              const struct imbrex_kv_sim_stack *stack, size_t tier_idx,
+                              struct kv_cell *cell)
+{
+    char number[KV_NUMBER_BYTES];
+
+    (void)report;
+    (void)tier_idx;
+    snprintf(cell->main, sizeof(cell->main), "%s",
+             kv_format_number(number, stack->prefetch.ttft.p50));
+    snprintf(cell->aside, sizeof(cell->aside), "/ %s",
+             kv_format_number(number, stack->prefetch.ttft.p99));
+}
+
+static void format_computed(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
+                            size_t tier_idx, struct kv_cell *cell)
+{
+    (void)report;
+    (void)tier_idx;
+    format_counts(stack->num_computed, stack->num_kept, cell);
+}
+
+static void format_planned(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
+                           size_t tier_idx, struct kv_cell *cell)
+{
+    struct imbrex_kv_sim_row row = {.prefetch = stack->prefetch};
+
+    (void)report;
+    (void)tier_idx;
+    kv_cell_prefetch(&row, cell);
+}
+
+static void format_wasted(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
+                          size_t tier_idx, struct kv_cell *cell)
+{
+    (void)report;
+    (void)tier_idx;
+    format_counts(stack->prefetch.num_planned, stack->prefetch.num_wasted, cell);
+}
+
+static void format_held(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
+                        size_t tier_idx, struct kv_cell *cell)
+{
+    char number[KV_NUMBER_BYTES];
+
+    (void)report;
+    (void)tier_idx;
+    *cell = (struct kv_cell){.aside = ""};
+    snprintf(cell->main, sizeof(cell->main), "%s", kv_format_number(number, stack->held_s));
+}
+
+static void format_from(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
+                        size_t tier_idx, struct kv_cell *cell)
+{
+    (void)report;
+    format_counts(stack->num_from[tier_idx], stack->num_lost[tier_idx], cell);
+}
+
+static void format_link(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
+                        size_t tier_idx, struct kv_cell *cell)
+{
+    double scale = report->token_bytes > 0 ? report->token_bytes : 1;
+
+    format_counts((int64_t)((double)stack->num_up[tier_idx] * scale),
+                  (int64_t)((double)stack->num_down[tier_idx] * scale), cell);
+}
+
+static void print_stack_measure(const struct kv_report *report, const struct kv_table *table,
+                                size_t stack_idx, size_t tier_idx, const char *title,
+                                const struct stack_measure *measure)
+{
+    char text[8 * KV_TIER_NAME_BYTES + 64];
+
+    (void)snprintf(text, sizeof(text), "%s: %s", title, measure->title);
+    print_capacities(table, text);
+    for (size_t i = 0; i < table->num_policies; i++) {
+        if (kv_table_row(table, 0, i)->stacks[stack_idx].prefetch.was_replayed) {
+            int num_owed = 0;
+            output_printf("%-*s", label_columns(table), kv_table_policy(table, i));
+            for (size_t j = 0; j < table->num_capacities; j++) {
+                struct kv_cell cell;
+                measure->format(report, &kv_table_row(table, j, i)->stacks[stack_idx], tier_idx,
+                                &cell);
+                print_cell(&cell, &num_owed);
+            }
+            output_printf("\n");
+        }
+    }
+}
+
+/* "cache + host + disk", of the first num_tiers. */
+static void name_stack(const struct kv_report *report, size_t num_tiers, char *text,
+                       size_t text_bytes)
+{
+    size_t length = (size_t)snprintf(text, text_bytes, "cache");
+
+    for (size_t i = 0; i < num_tiers && length < text_bytes; i++) {
+        length +=
+            (size_t)snprintf(text + length, text_bytes - length, " + %s", report->tiers[i].name);
+    }
+}
+
+static void print_stacks(const struct kv_report *report, const struct kv_table *table)
+{
+    static const struct stack_measure of_stacks[] = {
+        {"hit rate %", format_found},
+        {"TTFT, p50 / p99 in s", format_stack_ttft},
+        {"tokens computed / kept", format_computed},
+        {"s held for blocks, in sum", format_held},
+        {"fetched ahead, precision / recall in %", format_planned},
+        {"fetched ahead, blocks planned / wasted", format_wasted},
+    };
+    static const struct stack_measure of_tiers[] = {
+        {"tokens from it / lost", format_from},
+        {"tokens up / down", format_link},
+        {"bytes up / down", format_link},
+    };
+    char name[5 * KV_TIER_NAME_BYTES + 32];
+
+    for (size_t i = 0; i < report->options->num_tiers; i++) {
+        name_stack(report, i + 1, name, sizeof(name));
+        for (size_t j = 0; j < sizeof(of_stacks) / sizeof(of_stacks[0]); j++) {
+            print_stack_measure(report, table, i, 0, name, &of_stacks[j]);
+        }
+        size_t length = strlen(name);
+        for (size_t j = 0; j <= i; j++) {
+            (void)snprintf(name + length, sizeof(name) - length, ", %s", report->tiers[j].name);
+            print_stack_measure(report, table, i, j, name, &of_tiers[0]);
+            print_stack_measure(report, table, i, j, name,
+                                &of_tiers[report->token_bytes > 0 ? 2 : 1]);
+        }
+    }
+}
+
 void kv_report_print_load(const struct kv_report *report, size_t load_idx)
 {
     struct kv_table table;
@@ -407,6 +580,7 @@ void kv_report_print_load(const struct kv_report *report, size_t load_idx)
         print_row(&table, "prefill tokens/s", 0, format_prefill_rate);
         print_missed_loads(&table);
         print_prefetch(&table);
+        print_stacks(report, &table);
     }
 }
 
@@ -519,24 +693,43 @@ static json_t *json_texts(const char *const *texts, size_t count)
     return list;
 }
 
-static json_t *json_options(const struct imbrex_kv_sim_options *options)
+static json_t *json_tiers(const struct kv_report *report)
 {
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < report->options->num_tiers && list != NULL; i++) {
+        const struct imbrex_kv_sim_tier *tier = &report->options->tiers[i];
+        list = append(list,
+                      json_pack("{s:s, s:I, s:f, s:f}", "name", report->tiers[i].name,
+                                "capacity_tokens", (json_int_t)tier->capacity_tokens,
+                                "tokens_per_s", tier->tokens_per_s, "latency_s", tier->latency_s));
+    }
+    return list;
+}
+
+static json_t *json_options(const struct kv_report *report)
+{
+    const struct imbrex_kv_sim_options *options = report->options;
     json_t *capacities = json_array();
 
     for (size_t i = 0; i < options->num_capacities && capacities != NULL; i++) {
         capacities = append(capacities, json_integer(options->capacities[i]));
     }
-    return json_pack("{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b, s:b, s:o}",
-                     "traces", json_texts(options->traces, options->num_traces), "starts",
-                     json_text(options->starts), "session_span_s", options->session_span_s,
-                     "capacities", capacities, "block_size", (int)options->block_size, "num_slots",
-                     (int)options->num_slots, "decode_s_per_token",
-                     json_given(options->decode_s_per_token, options->decode_s_per_token > 0),
-                     "seed", json_integer((json_int_t)options->seed), "warm", options->warm,
-                     "timeline", options->is_live ? "live" : "frozen", "hint_error",
-                     json_given(options->hint_error, options->hint_error >= 0), "ablations",
-                     (int)options->has_ablations, "sensitivity", (int)options->has_sensitivity,
-                     "fetch_ratio", json_given(options->fetch_ratio, options->has_prefetch));
+    return json_pack(
+        "{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b, s:b, s:o, s:b, s:o, "
+        "s:o}",
+        "traces", json_texts(options->traces, options->num_traces), "starts",
+        json_text(options->starts), "session_span_s", options->session_span_s, "capacities",
+        capacities, "block_size", (int)options->block_size, "num_slots", (int)options->num_slots,
+        "decode_s_per_token",
+        json_given(options->decode_s_per_token, options->decode_s_per_token > 0), "seed",
+        json_integer((json_int_t)options->seed), "warm", options->warm, "timeline",
+        options->is_live ? "live" : "frozen", "hint_error",
+        json_given(options->hint_error, options->hint_error >= 0), "ablations",
+        (int)options->has_ablations, "sensitivity", (int)options->has_sensitivity, "fetch_ratio",
+        json_given(options->fetch_ratio, options->has_prefetch && options->num_tiers == 0),
+        "prefetch", (int)options->has_prefetch, "tiers", json_tiers(report), "token_bytes",
+        json_given(report->token_bytes, report->token_bytes > 0));
 }
 
 static json_t *json_bad_lines(const struct imbrex_kv_sim_trace *trace)
@@ -581,27 +774,61 @@ static json_t *json_prefetch(const struct imbrex_kv_sim_prefetch *prefetch)
         "ttft_s", json_spread(&prefetch->ttft));
 }
 
-static json_t *json_row(const struct imbrex_kv_sim_row *row)
+/* [count] numbers. */
+static json_t *json_counts(const int64_t *counts, size_t count)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < count && list != NULL; i++) {
+        list = append(list, json_integer(counts[i]));
+    }
+    return list;
+}
+
+/* Over the first num_tiers. */
+static json_t *json_stack(const struct imbrex_kv_sim_stack *stack, size_t num_tiers)
 {
     return json_pack(
-        "{s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:o}", "capacity_tokens",
+        "{s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "num_kept", (json_int_t)stack->num_kept,
+        "num_from", json_counts(stack->num_from, num_tiers), "num_computed",
+        (json_int_t)stack->num_computed, "num_up", json_counts(stack->num_up, num_tiers),
+        "num_down", json_counts(stack->num_down, num_tiers), "num_lost",
+        json_counts(stack->num_lost, num_tiers), "held_s", json_number(stack->held_s), "prefetch",
+        json_prefetch(&stack->prefetch));
+}
+
+static json_t *json_stacks(const struct imbrex_kv_sim_row *row, size_t num_tiers)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < num_tiers && row->stacks[i].prefetch.was_replayed && list != NULL; i++) {
+        list = append(list, json_stack(&row->stacks[i], i + 1));
+    }
+    return list;
+}
+
+static json_t *json_row(const struct imbrex_kv_sim_row *row, size_t num_tiers)
+{
+    return json_pack(
+        "{s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:o, s:o}", "capacity_tokens",
         (json_int_t)row->capacity_tokens, "policy", row->policy, "hit_rate",
         json_number(row->hit_rate), "closure", json_number(kv_row_closure(row)),
         "prefill_tokens_per_s", json_number(row->prefill_tokens_per_s), "mean_queue",
         json_number(row->mean_queue), "ttft_s", json_spread(&row->ttft), "num_requests",
         (json_int_t)row->num_requests, "num_blocks", (json_int_t)row->num_blocks, "num_evicted",
         (json_int_t)row->num_evicted, "accesses_per_s", json_number(row->accesses_per_s),
-        "state_bytes", (json_int_t)row->state_bytes, "prefetch", json_prefetch(&row->prefetch));
+        "state_bytes", (json_int_t)row->state_bytes, "prefetch", json_prefetch(&row->prefetch),
+        "stacks", json_stacks(row, num_tiers));
 }
 
-static json_t *json_table(const struct kv_table *table)
+static json_t *json_table(const struct kv_table *table, size_t num_tiers)
 {
     const struct kv_load *load = table->load;
     bool has_rate = load->prefill_tokens_per_s > 0;
     json_t *rows = json_array();
 
     for (size_t i = 0; i < table->num_capacities * table->num_policies && rows != NULL; i++) {
-        rows = append(rows, json_row(&table->rows[i]));
+        rows = append(rows, json_row(&table->rows[i], num_tiers));
     }
     return json_pack("{s:o, s:o, s:o, s:o}", "prefill_tokens_per_s",
                      json_given(load->prefill_tokens_per_s, has_rate), "target_queue",
@@ -616,14 +843,13 @@ int kv_report_format_json(const struct kv_report *report, char **text)
 
     for (size_t i = 0; i < report->num_loads; i++) {
         for (size_t j = 0; tables != NULL && kv_report_table(report, i, j, &table); j++) {
-            tables = append(tables, json_table(&table));
+            tables = append(tables, json_table(&table, report->options->num_tiers));
         }
     }
     /* json_pack fails only for want of memory: what it packs is made above. */
-    json_t *root =
-        json_pack("{s:o, s:o, s:o, s:b, s:o}", "machine", json_machine(), "command_line",
-                  json_text(report->command_line), "options", json_options(report->options),
-                  "interrupted", (int)report->was_interrupted, "tables", tables);
+    json_t *root = json_pack("{s:o, s:o, s:o, s:b, s:o}", "machine", json_machine(), "command_line",
+                             json_text(report->command_line), "options", json_options(report),
+                             "interrupted", (int)report->was_interrupted, "tables", tables);
 
     *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(root);

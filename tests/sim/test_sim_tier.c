@@ -82,7 +82,9 @@ static void test_by_hand(void **state)
     static struct sim_text text;
     struct sim_trace trace;
     struct sim_timeline timeline;
-    struct sim_tier_options tier = {.block_ns = SECOND / 4};
+    struct sim_tier_options tier = {.levels = {{.capacity = INT32_MAX, .up_block_ns = SECOND / 4}},
+                                    .num_levels = 1,
+                                    .predicts = true};
 
     text.num_bytes = 0;
     sim_text_add_request(&text, 0, 1, (const int32_t[]){1, 2}, 2);
@@ -105,7 +107,7 @@ static void test_by_hand(void **state)
     assert_int_equal(result.metrics.num_unforeseen, 2);
 
     /* 20.5-21.7: 1, in time. 21.7-22.9: 2 has begun and is computed meanwhile. */
-    tier.block_ns = SECOND / 10 * 12;
+    tier.levels[0].up_block_ns = SECOND / 10 * 12;
     result = replay(&trace, "lru", 4, &timeline, &tier);
     assert_int_equal(result.num_hits, 1);
     assert_int_equal(result.metrics.num_planned, 2);
@@ -115,7 +117,7 @@ static void test_by_hand(void **state)
     assert_int_equal(result.metrics.num_late, 1);
 
     /* 20.5-22.5: 1, too late, for nobody knew. 22.5-24.5: 2 is taken back. */
-    tier.block_ns = 2 * SECOND;
+    tier.levels[0].up_block_ns = 2 * SECOND;
     result = replay(&trace, "lru", 4, &timeline, &tier);
     assert_int_equal(result.num_hits, 0);
     assert_int_equal(result.metrics.num_planned, 2);
@@ -257,7 +259,11 @@ static void test_plans(void **state)
         for (int32_t i = 0; kv_policy_name(i) != NULL; i++) {
             const char *policy = kv_policy_name(i);
             struct sim_tier_options tier = {
-                .block_ns = watcher.block_ns, .sees_move = watch, .user = &watcher};
+                .levels = {{.capacity = INT32_MAX, .up_block_ns = watcher.block_ns}},
+                .num_levels = 1,
+                .predicts = true,
+                .sees_move = watch,
+                .user = &watcher};
             bool predicts = strcmp(policy, "seed") == 0 || strcmp(policy, "predictive") == 0;
             int64_t num_alone = replay(&trace, policy, capacity, &timeline, NULL).num_hits;
 
