@@ -116,7 +116,7 @@ struct imbrex_kv_sim_stack {
     int64_t num_computed;                      /* all others, with those in no full block */
     int64_t num_up[IMBREX_KV_SIM_MAX_TIERS];   /* over each tier's link, towards the cache */
     int64_t num_down[IMBREX_KV_SIM_MAX_TIERS]; /* and to the tier */
-    int64_t num_lost[IMBREX_KV_SIM_MAX_TIERS]; /* that went before the next tier had them */
+    int64_t num_lost[IMBREX_KV_SIM_MAX_TIERS]; /* that went before they were copied on */
     double held_s;                             /* requests waited so long for blocks, in sum */
     /* Of what was fetched ahead. hit_rate and ttft: of the whole replay. */
     struct imbrex_kv_sim_prefetch prefetch;

@@ -44,8 +44,8 @@ const struct kv_term kv_terms[] = {
      "forgets is copied down, and from tier to tier; what waiting requests need comes up "
      "ahead, with --prefetch also what the policy expects; a request is held until what is "
      "below has come, but no longer than computing it would take. Kept: found in the cache "
-     "where it was computed. Up and down: over the tier's link. Lost: gone before the next "
-     "tier had it"},
+     "where it was computed. Up and down: over the tier's link. Lost: gone before it was copied on "
+     "to the next tier"},
     {NULL, NULL},
 };
 

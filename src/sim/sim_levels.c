@@ -12,7 +12,11 @@ struct level {
     struct sim_level_options options;
     int64_t *ready_ns; /* [num_nodes] can be read from then on; NOT_THERE */
     struct block_links links;
-    struct block_list list;           /* the least recently used first */
+    struct block_list list; /* the least recently used first */
+    /* What the next tier does not have and is not being given, the oldest first. */
+    struct block_links unsaved_links;
+    struct block_list unsaved;
+    bool *is_unsaved;                 /* [num_nodes] */
     int64_t up_free_ns, down_free_ns; /* the link's */
     struct sim_level_metrics metrics;
 };
@@ -32,10 +36,16 @@ static enum imbrex_status init_level(int32_t num_nodes, const struct sim_level_o
            options->latency_ns >= 0);
     level->options = *options;
     level->list = BLOCK_LIST_EMPTY;
+    level->unsaved = BLOCK_LIST_EMPTY;
     level->ready_ns = malloc(count * sizeof(*level->ready_ns));
     level->links.previous = malloc(count * sizeof(*level->links.previous));
     level->links.next = malloc(count * sizeof(*level->links.next));
-    if (level->ready_ns == NULL || level->links.previous == NULL || level->links.next == NULL) {
+    level->unsaved_links.previous = malloc(count * sizeof(*level->unsaved_links.previous));
+    level->unsaved_links.next = malloc(count * sizeof(*level->unsaved_links.next));
+    level->is_unsaved = calloc(count, sizeof(*level->is_unsaved));
+    if (level->ready_ns == NULL || level->links.previous == NULL || level->links.next == NULL ||
+        level->unsaved_links.previous == NULL || level->unsaved_links.next == NULL ||
+        level->is_unsaved == NULL) {
         return error_out_of_memory(err, "a slower tier", count * sizeof(*level->ready_ns));
     }
     for (size_t i = 0; i < count; i++) {
@@ -79,6 +89,9 @@ void sim_levels_destroy(struct sim_levels *levels)
             free(levels->levels[i].ready_ns);
             free(levels->levels[i].links.previous);
             free(levels->levels[i].links.next);
+            free(levels->levels[i].unsaved_links.previous);
+            free(levels->levels[i].unsaved_links.next);
+            free(levels->levels[i].is_unsaved);
         }
         free(levels->origins);
         free(levels);
@@ -98,41 +111,51 @@ static void touch(struct level *level, int32_t node)
     block_list_append(&level->list, level->links, node);
 }
 
-static void drop(struct level *level, int32_t node)
+static void forget_unsaved(struct level *level, int32_t node)
 {
-    block_list_remove(&level->list, level->links, node);
-    level->ready_ns[node] = NOT_THERE;
+    block_list_remove(&level->unsaved, level->unsaved_links, node);
+    level->is_unsaved[node] = false;
 }
 
-/* The least recently used block goes. What the next tier was still being given never gets there. */
-static void evict(struct sim_levels *levels, int32_t level_idx, int64_t now_ns)
+/* The tier has it; the next one is to have it too. */
+static void note_unsaved(struct sim_levels *levels, int32_t level_idx, int32_t node)
+{
+    struct level *level = &levels->levels[level_idx];
+
+    if (level_idx + 1 < levels->num_levels && !level->is_unsaved[node] &&
+        !has(&levels->levels[level_idx + 1], node)) {
+        block_list_append(&level->unsaved, level->unsaved_links, node);
+        level->is_unsaved[node] = true;
+    }
+}
+
+/* The least recently used block goes. */
+static void evict(struct sim_levels *levels, int32_t level_idx)
 {
     struct level *level = &levels->levels[level_idx];
     int32_t node = level->list.first;
 
-    drop(level, node);
-    if (level_idx + 1 < levels->num_levels) {
-        struct level *next = &levels->levels[level_idx + 1];
-        if (has(next, node) && next->ready_ns[node] > now_ns) {
-            drop(next, node);
-            level->metrics.num_lost++;
-        }
+    block_list_remove(&level->list, level->links, node);
+    level->ready_ns[node] = NOT_THERE;
+    if (level->is_unsaved[node]) {
+        forget_unsaved(level, node);
+        level->metrics.num_lost++;
     }
     if (level_idx == 0) {
         levels->origins[node] = 0;
     }
 }
 
-static void add(struct sim_levels *levels, int32_t level_idx, int32_t node, int64_t ready_ns,
-                int64_t now_ns)
+static void add(struct sim_levels *levels, int32_t level_idx, int32_t node, int64_t ready_ns)
 {
     struct level *level = &levels->levels[level_idx];
 
     if (level->list.num_members == level->options.capacity) {
-        evict(levels, level_idx, now_ns);
+        evict(levels, level_idx);
     }
     level->ready_ns[node] = ready_ns;
     block_list_append(&level->list, level->links, node);
+    note_unsaved(levels, level_idx, node);
 }
 
 int32_t sim_levels_find(const struct sim_levels *levels, int32_t node)
@@ -158,25 +181,46 @@ static int64_t later_of(int64_t a_ns, int64_t b_ns)
     return a_ns > b_ns ? a_ns : b_ns;
 }
 
+/* Begins what can begin by now of the writes of one tier to the next. */
+static void save(struct sim_levels *levels, int32_t level_idx, int64_t now_ns)
+{
+    struct level *level = &levels->levels[level_idx], *next = &levels->levels[level_idx + 1];
+
+    while (level->unsaved.first >= 0) {
+        int32_t node = level->unsaved.first;
+        int64_t begin_ns = later_of(level->ready_ns[node], next->down_free_ns);
+        if (begin_ns > now_ns) {
+            return;
+        }
+        forget_unsaved(level, node);
+        next->down_free_ns = begin_ns + next->options.down_block_ns;
+        next->metrics.num_down++;
+        add(levels, level_idx + 1, node, next->down_free_ns);
+    }
+}
+
+void sim_levels_advance(struct sim_levels *levels, int64_t now_ns)
+{
+    for (int32_t i = 0; i + 1 < levels->num_levels; i++) {
+        save(levels, i, now_ns);
+    }
+}
+
 int64_t sim_levels_put(struct sim_levels *levels, int32_t node, int64_t now_ns)
 {
-    int64_t from_ns = now_ns, out_ns = now_ns;
+    struct level *level = &levels->levels[0];
 
-    for (int32_t i = 0; i < levels->num_levels; i++) {
-        struct level *level = &levels->levels[i];
-        if (has(level, node)) {
-            touch(level, node);
-            from_ns = later_of(from_ns, level->ready_ns[node]);
-            continue;
-        }
-        int64_t begin_ns = later_of(from_ns, level->down_free_ns);
-        level->down_free_ns = begin_ns + level->options.down_block_ns;
-        level->metrics.num_down++;
-        from_ns = level->down_free_ns;
-        out_ns = i == 0 ? level->down_free_ns : out_ns;
-        add(levels, i, node, from_ns, now_ns);
+    /* What is copied on from now on does not go for it. */
+    sim_levels_advance(levels, now_ns);
+    if (has(level, node)) {
+        touch(level, node);
+        note_unsaved(levels, 0, node);
+        return now_ns;
     }
-    return out_ns;
+    level->down_free_ns = later_of(now_ns, level->down_free_ns) + level->options.down_block_ns;
+    level->metrics.num_down++;
+    add(levels, 0, node, level->down_free_ns);
+    return level->down_free_ns;
 }
 
 /* The read of a tier into the one above it, of a block that is there from then on. */
@@ -212,7 +256,7 @@ int64_t sim_levels_raise(struct sim_levels *levels, int32_t node, int64_t now_ns
         level->up_free_ns = end_ns - level->options.latency_ns;
         level->metrics.num_up++;
         touch(level, node);
-        add(levels, i - 1, node, end_ns, now_ns);
+        add(levels, i - 1, node, end_ns);
     }
     if (found > 0) {
         levels->origins[node] = (int8_t)found;
@@ -242,11 +286,6 @@ void sim_levels_load(struct sim_levels *levels, int32_t node, int64_t end_ns)
     }
 }
 
-int64_t sim_levels_fetch_free_ns(const struct sim_levels *levels)
-{
-    return levels->num_levels > 1 ? levels->levels[1].up_free_ns : 0;
-}
-
 void sim_levels_read_metrics(const struct sim_levels *levels, int32_t level_idx,
                              struct sim_level_metrics *metrics)
 {
@@ -266,6 +305,10 @@ bool sim_levels_check(const struct sim_levels *levels)
         }
         for (int32_t node = 0; node < levels->num_nodes; node++) {
             num_there += has(level, node);
+            if (level->is_unsaved[node] && (!has(level, node) || i + 1 == levels->num_levels ||
+                                            has(&levels->levels[i + 1], node))) {
+                return false;
+            }
             if (levels->origins[node] < 0 || levels->origins[node] >= levels->num_levels) {
                 return false;
             }

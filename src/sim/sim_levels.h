@@ -3,14 +3,15 @@
  * recently used first out, and a link to the one above it.
  *
  *   down   what the cache forgets is copied to the first tier, and what comes to a tier is copied on
- *          to the next one: a block may be in several. One that goes before the next tier has it
- *          is lost
+ *          to the next one, oldest first: a block may be in several. One that goes before its copy
+ *          has begun is lost
  *   up     a block is read from the nearest tier that has it into each tier above, and from the
  *          first one into the cache (sim_levels_load)
  *   link   blocks one after the other, each as long as its time, both ways at once; what goes up
  *          arrives a latency later, which does not keep the next one waiting
  *
- * Blocks are the trace's, by number. Times never fall from call to call. */
+ * Blocks are the trace's, by number. Times never fall from call to call; sim_levels_advance brings
+ * all to a moment before it is asked about. */
 #ifndef IMBREX_SIM_SIM_LEVELS_H
 #define IMBREX_SIM_SIM_LEVELS_H
 
@@ -29,7 +30,7 @@ struct sim_level_options {
 
 struct sim_level_metrics {
     int64_t num_up, num_down; /* blocks over its link */
-    int64_t num_lost;         /* that went before the next tier had them */
+    int64_t num_lost;         /* that went before they were copied on */
 };
 
 struct sim_levels;
@@ -39,6 +40,9 @@ enum imbrex_status sim_levels_create(int32_t num_nodes, const struct sim_level_o
                                      struct imbrex_error *err);
 /* NULL does nothing. */
 void sim_levels_destroy(struct sim_levels *levels);
+
+/* Begins the copies from tier to tier that can begin by now. */
+void sim_levels_advance(struct sim_levels *levels, int64_t now_ns);
 
 /* The nearest tier that has the block, or is being given it; -1: none. */
 int32_t sim_levels_find(const struct sim_levels *levels, int32_t node);
@@ -59,9 +63,6 @@ int32_t sim_levels_origin(const struct sim_levels *levels, int32_t node);
 int64_t sim_levels_free_ns(const struct sim_levels *levels);
 /* A block of the first tier goes up, its last byte at end_ns less the latency. */
 void sim_levels_load(struct sim_levels *levels, int32_t node, int64_t end_ns);
-
-/* The time from which on a read from the second tier begins at once. 0: there is none. */
-int64_t sim_levels_fetch_free_ns(const struct sim_levels *levels);
 
 void sim_levels_read_metrics(const struct sim_levels *levels, int32_t level_idx,
                              struct sim_level_metrics *metrics);

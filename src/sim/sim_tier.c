@@ -274,13 +274,19 @@ static void note_origin(struct sim_tier *tier, int32_t node)
     tier->origins[node] = (signed char)(1 + sim_levels_origin(tier->levels, node));
 }
 
+static void set_now(struct sim_tier *tier, int64_t now_ns)
+{
+    tier->now_ns = now_ns;
+    sim_levels_advance(tier->levels, now_ns);
+}
+
 static void end_first_move(struct sim_tier *tier)
 {
     struct move move = tier->moves[0];
     int32_t parent = parent_of(tier, move.node);
     struct kv_key key = sim_node_key(move.node), parent_key = sim_node_key(parent);
 
-    tier->now_ns = move.end_ns;
+    set_now(tier, move.end_ns);
     if (kv_cache_promote(tier->cache, &key, parent >= 0 ? &parent_key : NULL, NULL, move.block_idx,
                          move.end_ns)) {
         tier->places[move.node] |= IN_CACHE;
@@ -611,13 +617,13 @@ void sim_tier_advance(struct sim_tier *tier, int64_t now_ns)
         if (tier->num_moves > 0 && tier->moves[0].end_ns == end_ns) {
             end_first_move(tier);
         }
-        tier->now_ns = end_ns;
+        set_now(tier, end_ns);
         end_fetches(tier);
         if (tier->now_ns < now_ns) {
             plan(tier);
         }
     }
-    tier->now_ns = now_ns;
+    set_now(tier, now_ns);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
