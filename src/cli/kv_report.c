@@ -11,6 +11,7 @@
 #include <jansson.h>
 
 #include "cli/command.h"
+#include "cli/kv_stacks.h"
 #include "cli/machine.h"
 #include "cli/output.h"
 
@@ -201,7 +202,7 @@ void kv_cell_prefetch_ttft(const struct imbrex_kv_sim_row *row, struct kv_cell *
     snprintf(cell->aside, sizeof(cell->aside), "/ %s", kv_format_number(number, ttft->p99));
 }
 
-static void format_counts(int64_t count, int64_t beside, struct kv_cell *cell)
+void kv_cell_counts(int64_t count, int64_t beside, struct kv_cell *cell)
 {
     char number[KV_NUMBER_BYTES];
 
@@ -211,17 +212,17 @@ static void format_counts(int64_t count, int64_t beside, struct kv_cell *cell)
 
 void kv_cell_planned(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
 {
-    format_counts(row->prefetch.num_planned, row->prefetch.num_used, cell);
+    kv_cell_counts(row->prefetch.num_planned, row->prefetch.num_used, cell);
 }
 
 void kv_cell_wasted(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
 {
-    format_counts(row->prefetch.num_wasted, row->prefetch.num_cancelled, cell);
+    kv_cell_counts(row->prefetch.num_wasted, row->prefetch.num_cancelled, cell);
 }
 
 void kv_cell_late(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
 {
-    format_counts(row->prefetch.num_late, row->prefetch.num_unforeseen, cell);
+    kv_cell_counts(row->prefetch.num_late, row->prefetch.num_unforeseen, cell);
 }
 
 /* ---- text ------------------------------------------------------------------------------------ */
@@ -404,154 +405,24 @@ static void print_prefetch(const struct kv_table *table)
     }
 }
 
-/* ---- tiers ----------------------------------------------------------------------------------- */
-
-/* What a cell of the tables of tiers shows. */
-struct stack_measure {
-    const char *title; /* behind the tiers' or the tier's name */
-    void (*format)(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
-                   size_t tier_idx, struct kv_cell *cell);
-};
-
-static void format_found(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
-                         size_t tier_idx, struct kv_cell *cell)
+static void print_stacks(const struct kv_report *report, const struct kv_table *table)
 {
-    (void)report;
-    (void)tier_idx;
-    *cell = (struct kv_cell){.aside = ""};
-    snprintf(cell->main, sizeof(cell->main), "%.2f", 100 * stack->prefetch.hit_rate);
-}
+    struct kv_stack_table stack_table;
+    struct kv_cell cell;
 
-static void format_stack_ttft(const struct kv_report *report,
-                              const struct imbrex_kv_sim_stack *stack, size_t tier_idx,
-                              struct kv_cell *cell)
-{
-    char number[KV_NUMBER_BYTES];
-
-    (void)report;
-    (void)tier_idx;
-    snprintf(cell->main, sizeof(cell->main), "%s",
-             kv_format_number(number, stack->prefetch.ttft.p50));
-    snprintf(cell->aside, sizeof(cell->aside), "/ %s",
-             kv_format_number(number, stack->prefetch.ttft.p99));
-}
-
-static void format_computed(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
-                            size_t tier_idx, struct kv_cell *cell)
-{
-    (void)report;
-    (void)tier_idx;
-    format_counts(stack->num_computed, stack->num_kept, cell);
-}
-
-static void format_planned(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
-                           size_t tier_idx, struct kv_cell *cell)
-{
-    struct imbrex_kv_sim_row row = {.prefetch = stack->prefetch};
-
-    (void)report;
-    (void)tier_idx;
-    kv_cell_prefetch(&row, cell);
-}
-
-static void format_wasted(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
-                          size_t tier_idx, struct kv_cell *cell)
-{
-    (void)report;
-    (void)tier_idx;
-    format_counts(stack->prefetch.num_planned, stack->prefetch.num_wasted, cell);
-}
-
-static void format_held(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
-                        size_t tier_idx, struct kv_cell *cell)
-{
-    char number[KV_NUMBER_BYTES];
-
-    (void)report;
-    (void)tier_idx;
-    *cell = (struct kv_cell){.aside = ""};
-    snprintf(cell->main, sizeof(cell->main), "%s", kv_format_number(number, stack->held_s));
-}
-
-static void format_from(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
-                        size_t tier_idx, struct kv_cell *cell)
-{
-    (void)report;
-    format_counts(stack->num_from[tier_idx], stack->num_lost[tier_idx], cell);
-}
-
-static void format_link(const struct kv_report *report, const struct imbrex_kv_sim_stack *stack,
-                        size_t tier_idx, struct kv_cell *cell)
-{
-    double scale = report->token_bytes > 0 ? report->token_bytes : 1;
-
-    format_counts((int64_t)((double)stack->num_up[tier_idx] * scale),
-                  (int64_t)((double)stack->num_down[tier_idx] * scale), cell);
-}
-
-static void print_stack_measure(const struct kv_report *report, const struct kv_table *table,
-                                size_t stack_idx, size_t tier_idx, const char *title,
-                                const struct stack_measure *measure)
-{
-    char text[8 * KV_TIER_NAME_BYTES + 64];
-
-    (void)snprintf(text, sizeof(text), "%s: %s", title, measure->title);
-    print_capacities(table, text);
-    for (size_t i = 0; i < table->num_policies; i++) {
-        if (kv_table_row(table, 0, i)->stacks[stack_idx].prefetch.was_replayed) {
+    for (size_t i = 0; kv_stack_table(report, i, &stack_table); i++) {
+        print_capacities(table, stack_table.title);
+        for (size_t j = 0; j < table->num_policies; j++) {
             int num_owed = 0;
-            output_printf("%-*s", label_columns(table), kv_table_policy(table, i));
-            for (size_t j = 0; j < table->num_capacities; j++) {
-                struct kv_cell cell;
-                measure->format(report, &kv_table_row(table, j, i)->stacks[stack_idx], tier_idx,
-                                &cell);
+            if (!kv_stack_was_replayed(&stack_table, kv_table_row(table, 0, j))) {
+                continue;
+            }
+            output_printf("%-*s", label_columns(table), kv_table_policy(table, j));
+            for (size_t k = 0; k < table->num_capacities; k++) {
+                kv_cell_stack(&stack_table, kv_table_row(table, k, j), &cell);
                 print_cell(&cell, &num_owed);
             }
             output_printf("\n");
-        }
-    }
-}
-
-/* "cache + host + disk", of the first num_tiers. */
-static void name_stack(const struct kv_report *report, size_t num_tiers, char *text,
-                       size_t text_bytes)
-{
-    size_t length = (size_t)snprintf(text, text_bytes, "cache");
-
-    for (size_t i = 0; i < num_tiers && length < text_bytes; i++) {
-        length +=
-            (size_t)snprintf(text + length, text_bytes - length, " + %s", report->tiers[i].name);
-    }
-}
-
-static void print_stacks(const struct kv_report *report, const struct kv_table *table)
-{
-    static const struct stack_measure of_stacks[] = {
-        {"hit rate %", format_found},
-        {"TTFT, p50 / p99 in s", format_stack_ttft},
-        {"tokens computed / kept", format_computed},
-        {"s held for blocks, in sum", format_held},
-        {"fetched ahead, precision / recall in %", format_planned},
-        {"fetched ahead, blocks planned / wasted", format_wasted},
-    };
-    static const struct stack_measure of_tiers[] = {
-        {"tokens from it / lost", format_from},
-        {"tokens up / down", format_link},
-        {"bytes up / down", format_link},
-    };
-    char name[5 * KV_TIER_NAME_BYTES + 32];
-
-    for (size_t i = 0; i < report->options->num_tiers; i++) {
-        name_stack(report, i + 1, name, sizeof(name));
-        for (size_t j = 0; j < sizeof(of_stacks) / sizeof(of_stacks[0]); j++) {
-            print_stack_measure(report, table, i, 0, name, &of_stacks[j]);
-        }
-        size_t length = strlen(name);
-        for (size_t j = 0; j <= i; j++) {
-            (void)snprintf(name + length, sizeof(name) - length, ", %s", report->tiers[j].name);
-            print_stack_measure(report, table, i, j, name, &of_tiers[0]);
-            print_stack_measure(report, table, i, j, name,
-                                &of_tiers[report->token_bytes > 0 ? 2 : 1]);
         }
     }
 }

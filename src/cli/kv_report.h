@@ -67,6 +67,8 @@ void kv_cell_prefetch_ttft(const struct imbrex_kv_sim_row *row, struct kv_cell *
 void kv_cell_planned(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 void kv_cell_wasted(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 void kv_cell_late(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+/* "1.2M / 3k" */
+void kv_cell_counts(int64_t count, int64_t beside, struct kv_cell *cell);
 
 #define KV_NUMBER_BYTES 32
 /* "3.1M", "512"; returns `text`. */

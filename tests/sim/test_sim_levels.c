@@ -27,7 +27,7 @@ static struct sim_levels *create(int32_t num_nodes, const struct sim_level_optio
  * Catches: links that move two blocks at once, or keep the next one waiting for a latency; a block
  * that is there before its time, in two places of a list, or in none; a tier that holds more than it
  * may or forgets another than the oldest; losses that are not counted, or counted for what the next
- * tier has; what was lost and is copied on all the same; what goes down again although it is there. */
+ * tier has; what was lost and is copied on all the same; what goes down again and is there. */
 static void test_by_hand(void **state)
 {
     static const struct sim_level_options options[] = {
@@ -105,8 +105,8 @@ static uint32_t draw(uint32_t *state, uint32_t limit)
 }
 
 /* Catches, over many steps: lists and counts that part; a move that takes less than its time, or
- * more of a link's than has passed; a raised block that is not there when it was said to be; a block
- * that a raise was asked for and that no tier has. */
+ * more of a link's than has passed; a raised block that is not there when it was said to be, or is
+ * in no tier. */
 static void test_walk(void **state)
 {
     enum { NUM_NODES = 40, NUM_STEPS = TEST_SANITIZED ? 4000 : 20000 };

@@ -136,6 +136,55 @@ static void test_live(void **state)
     imbrex_free(result);
 }
 
+/* Catches: a tier that another one's numbers reach; stacks of MIN; figures of the cache alone that
+ * change with what lies below it; progress that goes back or does not reach its end. */
+static void test_tiers(void **state)
+{
+    (void)state;
+    static const char *const policies[] = {"predictive"};
+    static const struct imbrex_kv_sim_tier tiers[] = {
+        {.capacity_tokens = 10240, .tokens_per_s = 1e6},
+        {.capacity_tokens = 1000000000, .tokens_per_s = 2e5, .latency_s = 0.001},
+    };
+    static const int64_t small_capacities[] = {51200, 102400};
+    struct imbrex_kv_sim_options options = small_options();
+    struct imbrex_kv_sim_result *alone = NULL, *result = NULL;
+    struct imbrex_error err = {0};
+    double last = 0;
+    int64_t num_from_last = 0;
+
+    options.policies = policies;
+    options.num_policies = 1;
+    options.prefill_tokens_per_s = 50000;
+    options.capacities = small_capacities;
+    assert_int_equal(imbrex_kv_sim_run(&options, &alone, &err), IMBREX_STATUS_OK);
+    options.tiers = tiers;
+    options.num_tiers = 2;
+    options.progress = count_calls;
+    options.user = &last;
+    assert_int_equal(imbrex_kv_sim_run(&options, &result, &err), IMBREX_STATUS_OK);
+    assert_true(last > 0.9 && last <= 1);
+    assert_int_equal(result->num_rows, alone->num_rows);
+    for (size_t i = 0; i < result->num_rows; i++) {
+        const struct imbrex_kv_sim_row *row = &result->rows[i];
+        bool is_policy = i % 4 < 2;
+        assert_true(row->hit_rate == alone->rows[i].hit_rate && !row->prefetch.was_replayed);
+        for (size_t k = 0; k < 2; k++) {
+            const struct imbrex_kv_sim_stack *stack = &row->stacks[k];
+            assert_int_equal(stack->prefetch.was_replayed, is_policy);
+            assert_true(!is_policy || stack->num_kept + stack->num_from[0] > 0);
+            assert_int_equal(stack->num_from[k + 1] + stack->num_up[k + 1] + stack->num_down[k + 1],
+                             0);
+        }
+        /* On one timeline the last tier, which forgets nothing, has all that there ever was. */
+        assert_true(!is_policy || row->stacks[1].prefetch.hit_rate >= row->hit_rate);
+        num_from_last += row->stacks[1].num_from[1];
+    }
+    assert_true(num_from_last > 0);
+    imbrex_free(alone);
+    imbrex_free(result);
+}
+
 static bool end_at_third_call(void *user, double done)
 {
     int32_t *num_calls = user;
@@ -281,9 +330,8 @@ static void test_refused(void **state)
 int run_sim_run_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_live),
-        cmocka_unit_test(test_stopped_reading),
+        cmocka_unit_test(test_rows),    cmocka_unit_test(test_live),
+        cmocka_unit_test(test_tiers),   cmocka_unit_test(test_stopped_reading),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests_name("sim_run", tests, NULL, NULL);

@@ -147,8 +147,8 @@ static void test_by_hand(void **state)
  *
  * Catches: blocks that need no computing and are computed, or the other way round; a request that
  * does not wait for its blocks, or for longer than computing them would have taken since it came; a
- * latency that is forgotten, or is one of the whole link's; moves under way that are asked for again;
- * a prefill that begins before what goes for it has been copied down. */
+ * latency that is forgotten, or is the whole link's; moves under way that are asked for again; a
+ * prefill that begins before what goes for it has been copied down. */
 static void test_waits_by_hand(void **state)
 {
     (void)state;
@@ -218,8 +218,8 @@ static void test_waits_by_hand(void **state)
  *   B   10    3 4 5     2 goes, then 1, for which 2 goes from the first tier
  *   C   40    1 2       1: 40-40.25. 2: 40-40.5 to the first tier, there at 40.6; 40.6-40.85
  *
- * Catches: a second tier that is not read, or is read after the first; a link of the first tier that
- * moves what has not come; a block told of as from another tier than it lay in. */
+ * Catches: a second tier that is not read, or is read after the first; a link of the first tier
+ * that moves what has not come; a block told of as from another tier than it lay in. */
 static void test_two_tiers_by_hand(void **state)
 {
     (void)state;
