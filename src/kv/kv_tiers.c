@@ -237,19 +237,21 @@ static void drain(struct kv_tiers *tiers, const struct batch *batch, enum device
 }
 
 /* Closes the copies out that were given: the step's stream and the one of copies in go on behind
- * them only. */
+ * them only. Told again each time, as long as copies out are under way: a stream on which something
+ * failed forgets what it was to wait for. */
 static void fence_out(struct kv_tiers *tiers)
 {
     struct device *device = tiers->device;
+    enum imbrex_status status = IMBREX_STATUS_OK;
     if (tiers->out.num_batches == 0) {
         return;
     }
     struct batch *batch = batch_at(&tiers->out, tiers->out.num_batches - 1);
-    if (batch->is_given) {
-        return;
+    if (!batch->is_given) {
+        batch->is_given = true;
+        status = device_event_record(device, batch->event, tiers->out.stream);
     }
-    batch->is_given = true;
-    if (device_event_record(device, batch->event, tiers->out.stream) != IMBREX_STATUS_OK ||
+    if (status != IMBREX_STATUS_OK ||
         device_event_wait(device, batch->event, DEVICE_STREAM_STEP) != IMBREX_STATUS_OK ||
         device_event_wait(device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
         drain(tiers, batch, tiers->out.stream);

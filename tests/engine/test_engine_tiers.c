@@ -403,7 +403,8 @@ static void test_damaged(void **state)
 }
 
 /* Copies of blocks fail now and then, and calls. Catches: a block that is used although its copy
- * failed, a pin or a slot that stays. */
+ * failed, a pin or a slot that stays, a fork that goes on although the step that was to copy its
+ * prompt's ids failed. */
 static void test_failing_copies(void **state)
 {
     struct fixture *fixture = *state;
