@@ -2,9 +2,9 @@
 /* What lies below a replayed cache: tiers, the nearest first, each with so many blocks, least
  * recently used first out, and a link to the one above it.
  *
- *   down   what the cache forgets is copied to the first tier, and what comes to a tier is copied on
- *          to the next one, oldest first: a block may be in several. One that goes before its copy
- *          has begun is lost
+ *   down   what the cache forgets is copied to the first tier, and what comes to a tier is copied
+ *          on to the next one, oldest first: a block may be in several. One that goes before its
+ *          copy has begun is lost
  *   up     a block is read from the nearest tier that has it into each tier above, and from the
  *          first one into the cache (sim_levels_load)
  *   link   blocks one after the other, each as long as its time, both ways at once; what goes up

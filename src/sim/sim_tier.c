@@ -320,8 +320,8 @@ static int32_t num_cached(const struct sim_tier *tier, const int32_t *path, int3
     return low;
 }
 
-/* Of the deeper tiers' blocks that follow on those in the path that are near, as many as may be read
- * at once, or one for a prediction, are on their way to the first tier. */
+/* Reads what of the path lies in deeper tiers into the first one, from the head on, as long as no
+ * more than so many reads are under way. */
 static void fetch(struct sim_tier *tier, const int32_t *path, int32_t num_blocks,
                   int32_t max_fetches)
 {

@@ -690,8 +690,8 @@ class Reports(KvSimTestCase):
                                            else 1)) for cell in cells.replace("/", " ").split()],
                                  [float(f"{count:.4g}") for count in expected])
 
-    # Fault: predictions are fetched although nobody asked for them, or not when they were asked for;
-    # a second run that differs.
+    # Fault: predictions are fetched although nobody asked for them, or not when they were asked
+    # for; a second run that differs.
     def test_tiers_with_prefetch(self):
         arguments = ["--trace", self.trace(num_sessions=60), "--capacity", "40k", "--prefill-rate",
                      "20k", "--live", "--tier", "host:1M:400k"]

@@ -25,9 +25,9 @@ static struct sim_levels *create(int32_t num_nodes, const struct sim_level_optio
  *   raise 3        after it: 400-500, there at 507; 4 goes
  *
  * Catches: links that move two blocks at once, or keep the next one waiting for a latency; a block
- * that is there before its time, in two places of a list, or in none; a tier that holds more than it
- * may or forgets another than the oldest; losses that are not counted, or counted for what the next
- * tier has; what was lost and is copied on all the same; what goes down again and is there. */
+ * that is there before its time, in two places of a list, or in none; a tier that holds more than
+ * it may or forgets another than the oldest; losses that are not counted, or counted for what the
+ * next tier has; what was lost and is copied on all the same; what goes down again and is there. */
 static void test_by_hand(void **state)
 {
     static const struct sim_level_options options[] = {
