@@ -11,6 +11,7 @@
 
 #include "cli/bench_kv.h"
 #include "cli/command.h"
+#include "cli/command_line.h"
 #include "cli/engine_settings.h"
 #include "cli/output.h"
 #include "cli/report_header.h"
@@ -601,6 +602,65 @@ static int run_all(struct kv_bench *bench)
     return EXIT_CODE_OK;
 }
 
+static void add_integer(FILE *file, const char *name, const struct option_integer *integer)
+{
+    if (integer->given) {
+        fprintf(file, " --%s %" PRId64, name, integer->value);
+    }
+}
+
+static void add_load(FILE *file, const struct kv_settings *settings)
+{
+    if (settings->trace != NULL) {
+        command_line_add_text(file, "trace", settings->trace);
+        command_line_add_text(file, "starts", settings->starts);
+        add_integer(file, "requests", &settings->num_requests);
+        fprintf(file, " --scale %.15g", settings->scale.value);
+        return;
+    }
+    fprintf(file, " --sessions %" PRId64 " --session-rate %.15g", settings->num_sessions.value,
+            settings->session_rate.value);
+    command_line_add_text(file, "turns", settings->turns);
+    fprintf(file, " --think %.15g --system-tokens %" PRId64, settings->think.value,
+            settings->system_tokens.value);
+    command_line_add_text(file, "turn-tokens", settings->turn_tokens);
+    command_line_add_text(file, "output-tokens", settings->output_tokens);
+}
+
+/* Of the load with its defaults, and what was chosen of the engine. */
+static int format_command_line(struct kv_bench *bench, const char *model)
+{
+    const struct kv_settings *settings = bench->settings;
+    size_t num_bytes;
+    FILE *file = open_memstream(&bench->command_line, &num_bytes);
+
+    if (file == NULL) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
+    fprintf(file, "imbrex bench kv%s%s", model != NULL ? " " : "", model != NULL ? model : "");
+    add_load(file, settings);
+    command_line_add_real(file, "speed", &settings->speed);
+    add_integer(file, "concurrency", &settings->concurrency);
+    fprintf(file, " --seed %" PRId64, settings->seed.value);
+    command_line_add_text(file, "policy", settings->policies);
+    add_integer(file, "rounds", &settings->rounds);
+    add_integer(file, "kv-tokens", &settings->kv_tokens);
+    add_integer(file, "max-running", &settings->max_running);
+    fputs(settings->tiers ? " --tiers" : "", file);
+    command_line_add_text(file, "kv-host", settings->engine.kv_host);
+    command_line_add_text(file, "kv-disk", settings->engine.kv_disk);
+    add_integer(file, "ctx-size", &settings->engine.ctx_size);
+    command_line_add_text(file, "device", settings->engine.device);
+    add_integer(file, "threads", &settings->engine.threads);
+    bool is_written = ferror(file) == 0;
+    if (fclose(file) != 0 || !is_written) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
+    return EXIT_CODE_OK;
+}
+
 static bool is_dash(const char *path)
 {
     return path != NULL && strcmp(path, "-") == 0;
@@ -690,6 +750,9 @@ static int run(const void *settings, const char *model)
     if (exit_code == EXIT_CODE_OK) {
         exit_code = choose_options(&bench);
     }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = format_command_line(&bench, model);
+    }
     if (exit_code == EXIT_CODE_OK && bench.settings->write_trace != NULL) {
         exit_code = load_plan_write_blocks(&bench.load, bench.settings->write_trace,
                                            bench.plan.kv_block_size);
@@ -701,6 +764,7 @@ static int run(const void *settings, const char *model)
         fclose(bench.json_file);
     }
     free(bench.runs);
+    free(bench.command_line);
     signals_set_model(NULL);
     imbrex_model_close(bench.model);
     load_plan_release(&bench.load);

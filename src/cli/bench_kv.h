@@ -39,7 +39,8 @@ struct kv_bench {
     double prefill_tokens_per_s, decode_s_per_token;
     struct kv_run *runs; /* [num_runs], in the order of time */
     int32_t num_runs;
-    FILE *json_file; /* NULL: none, or standard output */
+    char *command_line; /* that gives the same load again */
+    FILE *json_file;    /* NULL: none, or standard output */
 };
 
 /* The table, to standard output. */

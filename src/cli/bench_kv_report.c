@@ -144,6 +144,7 @@ int kv_bench_format_json(const struct kv_bench *bench, char **text)
         is_good = json_array_append_new(runs, json_run(&bench->runs[i])) == 0;
     }
     is_good =
+        json_object_set_new(root, "command_line", report_text(bench->command_line)) == 0 &&
         json_object_set_new(root, "model", report_text(bench->description.path)) == 0 &&
         json_object_set_new(root, "engine", json_engine(bench)) == 0 &&
         json_object_set_new(root, "load", json_load(bench)) == 0 &&

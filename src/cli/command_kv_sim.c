@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/command_line.h"
 #include "cli/kv_report.h"
 #include "cli/kv_tier.h"
 #include "cli/output.h"
@@ -603,43 +604,6 @@ static int choose_options(struct kv_sim_state *state)
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-/* A word as a shell takes it. */
-static void write_word(FILE *file, const char *word)
-{
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                "_./,:=+-";
-
-    fputc(' ', file);
-    if (word[0] != '\0' && word[strspn(word, plain)] == '\0') {
-        fputs(word, file);
-        return;
-    }
-    fputc('\'', file);
-    for (; *word != '\0'; word++) {
-        if (*word == '\'') {
-            fputs("'\\''", file);
-        } else {
-            fputc(*word, file);
-        }
-    }
-    fputc('\'', file);
-}
-
-static void write_text_option(FILE *file, const char *name, const char *value)
-{
-    if (value != NULL) {
-        fprintf(file, " --%s", name);
-        write_word(file, value);
-    }
-}
-
-static void write_real_option(FILE *file, const char *name, const struct option_real *real)
-{
-    if (real->given) {
-        fprintf(file, " --%s %.15g", name, real->value);
-    }
-}
-
 /* All that the figures depend on is written out, defaults that may change with a version too. */
 static int format_command_line(struct kv_sim_state *state)
 {
@@ -652,27 +616,27 @@ static int format_command_line(struct kv_sim_state *state)
     }
     fputs("imbrex kv-sim", file);
     for (size_t i = 0; i < settings->traces.count; i++) {
-        write_text_option(file, "trace", settings->traces.values[i]);
+        command_line_add_text(file, "trace", settings->traces.values[i]);
     }
-    write_text_option(file, "starts", settings->starts);
-    write_text_option(file, "policy", settings->policies);
-    write_text_option(file, "capacity", settings->capacities);
+    command_line_add_text(file, "starts", settings->starts);
+    command_line_add_text(file, "policy", settings->policies);
+    command_line_add_text(file, "capacity", settings->capacities);
     fprintf(file, " --block %" PRId64 " --slots %" PRId64, settings->block_size.value,
             settings->num_slots.value);
-    write_text_option(file, "prefill-rate", settings->prefill_rates);
+    command_line_add_text(file, "prefill-rate", settings->prefill_rates);
     if (settings->prefill_rates == NULL) {
-        write_text_option(file, "target-queue",
-                          settings->target_queues != NULL ? settings->target_queues : "0.3");
+        command_line_add_text(file, "target-queue",
+                              settings->target_queues != NULL ? settings->target_queues : "0.3");
     }
-    write_real_option(file, "decode-ms", &settings->decode_ms);
-    write_real_option(file, "session-span", &settings->session_span_s);
+    command_line_add_real(file, "decode-ms", &settings->decode_ms);
+    command_line_add_real(file, "session-span", &settings->session_span_s);
     fprintf(file, " --warm %.15g --seed %" PRId64, settings->warm.value, settings->seed.value);
-    write_real_option(file, "hint-error", &settings->hint_error);
+    command_line_add_real(file, "hint-error", &settings->hint_error);
     fputs(settings->is_live ? " --live" : "", file);
     for (size_t i = 0; i < settings->tiers.count; i++) {
-        write_text_option(file, "tier", settings->tiers.values[i]);
+        command_line_add_text(file, "tier", settings->tiers.values[i]);
     }
-    write_text_option(file, "token-bytes", settings->token_bytes);
+    command_line_add_text(file, "token-bytes", settings->token_bytes);
     fputs(settings->has_prefetch ? " --prefetch" : "", file);
     if (settings->has_prefetch && settings->tiers.count == 0) {
         fprintf(file, " --fetch-ratio %.15g", settings->fetch_ratio.value);

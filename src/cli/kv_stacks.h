@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tables of the replays over tiers: for each number of tiers some of the whole, and some of each
- * tier. */
+/* The tables of the replays over tiers: for each number of tiers some of the whole, and some of
+ * each tier. */
 #ifndef IMBREX_CLI_KV_STACKS_H
 #define IMBREX_CLI_KV_STACKS_H
 

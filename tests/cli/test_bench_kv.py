@@ -174,6 +174,10 @@ class Tiers(KvTestCase):
         with open(path, encoding="utf-8") as file:
             report = json.load(file)
         self.assertEqual(report["benchmark"], "kv")
+        self.assertEqual(report["command_line"],
+                         "imbrex bench kv --sessions 8 --session-rate 4 --turns 3 --think 1 "
+                         "--system-tokens 64 --turn-tokens 32 --output-tokens 16 --speed 50 "
+                         "--seed 1 --policy lru --tiers --device auto")
         self.assertEqual(report["engine"]["kv_host_bytes"],
                          report["load"]["different_tokens"] * report["engine"]["kv_token_bytes"]
                          // 3)
