@@ -271,11 +271,10 @@ def make_tiers(root, path):
     yield ""
     yield from make_source(root, path, measured)
     yield from make_source(root, simulated_path, simulated)
-    mib = 1 << 20
+    mib, kv_tokens = 1 << 20, engine["kv_num_blocks"] * engine["kv_block_size"]
     yield (f"{load['requests']:,} requests with {load['different_tokens']:,} different tokens; KV "
-           f"cache of {engine['kv_num_blocks'] * engine['kv_block_size']:,} tokens "
-           f"({engine['kv_num_blocks'] * engine['kv_block_size'] * engine['kv_token_bytes'] / mib:.1f}"
-           f" MiB), RAM of {engine['kv_host_bytes'] / mib:.1f} MiB, disk of "
+           f"cache of {kv_tokens:,} tokens ({kv_tokens * engine['kv_token_bytes'] / mib:.1f} MiB), "
+           f"RAM of {engine['kv_host_bytes'] / mib:.1f} MiB, disk of "
            f"{engine['kv_disk_bytes'] / mib:.0f} MiB. One request alone: "
            f"{measured['alone']['prefill_tokens_per_s']:.0f} prompt tokens/s, "
            f"{1e3 * measured['alone']['decode_s_per_token']:.1f} ms a token of output.")
