@@ -7,6 +7,8 @@
 #include "kv/block_list.h"
 
 #define NOT_THERE (-1)
+/* Absurd rates end here, far from overflow. */
+#define LAST_NS (INT64_MAX / 4)
 
 struct level {
     struct sim_level_options options;
@@ -181,6 +183,11 @@ static int64_t later_of(int64_t a_ns, int64_t b_ns)
     return a_ns > b_ns ? a_ns : b_ns;
 }
 
+static int64_t later_by(int64_t time_ns, int64_t wait_ns)
+{
+    return time_ns < LAST_NS - wait_ns ? time_ns + wait_ns : LAST_NS;
+}
+
 /* Begins what can begin by now of the writes of one tier to the next. */
 static void save(struct sim_levels *levels, int32_t level_idx, int64_t now_ns)
 {
@@ -193,7 +200,7 @@ static void save(struct sim_levels *levels, int32_t level_idx, int64_t now_ns)
             return;
         }
         forget_unsaved(level, node);
-        next->down_free_ns = begin_ns + next->options.down_block_ns;
+        next->down_free_ns = later_by(begin_ns, next->options.down_block_ns);
         next->metrics.num_down++;
         add(levels, level_idx + 1, node, next->down_free_ns);
     }
@@ -217,7 +224,8 @@ int64_t sim_levels_put(struct sim_levels *levels, int32_t node, int64_t now_ns)
         note_unsaved(levels, 0, node);
         return now_ns;
     }
-    level->down_free_ns = later_of(now_ns, level->down_free_ns) + level->options.down_block_ns;
+    level->down_free_ns =
+        later_by(later_of(now_ns, level->down_free_ns), level->options.down_block_ns);
     level->metrics.num_down++;
     add(levels, 0, node, level->down_free_ns);
     return level->down_free_ns;
@@ -226,8 +234,8 @@ int64_t sim_levels_put(struct sim_levels *levels, int32_t node, int64_t now_ns)
 /* The read of a tier into the one above it, of a block that is there from then on. */
 static int64_t read_end(const struct level *level, int64_t ready_ns)
 {
-    return later_of(ready_ns, level->up_free_ns) + level->options.up_block_ns +
-           level->options.latency_ns;
+    return later_by(later_of(ready_ns, level->up_free_ns),
+                    level->options.up_block_ns + level->options.latency_ns);
 }
 
 int64_t sim_levels_raise_end(const struct sim_levels *levels, int32_t node, int64_t now_ns)

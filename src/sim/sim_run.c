@@ -390,7 +390,7 @@ static double share_of(int64_t part, int64_t rest)
 static int64_t block_ns_at(const struct sim_run *run, double tokens_per_s)
 {
     double block_s = run->trace.block_size / tokens_per_s;
-    return block_s < 1e9 ? (int64_t)(block_s * 1e9) + 1 : INT64_C(1000000000000000000);
+    return block_s < 1e8 ? (int64_t)(block_s * 1e9) + 1 : INT64_C(100000000000000000);
 }
 
 /* The policy again, over slower tiers. */

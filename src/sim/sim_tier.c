@@ -639,7 +639,10 @@ static void note_patience(struct sim_tier *tier, int32_t request_idx, int64_t no
         i++;
     }
     if (i > first && tier->held_until_ns[request_idx] == 0) {
-        tier->held_until_ns[request_idx] = now_ns + (i - first) * tier->options.compute_block_ns;
+        double patience_ns = (double)(i - first) * (double)tier->options.compute_block_ns;
+        tier->held_until_ns[request_idx] = patience_ns < (double)WHENEVER_NS - (double)now_ns
+                                               ? now_ns + (int64_t)patience_ns
+                                               : WHENEVER_NS;
     }
 }
 

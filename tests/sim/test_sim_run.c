@@ -252,8 +252,9 @@ static void test_refused(void **state)
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_string_equal(error.message, "options: expected a struct, found NULL");
 
-    for (int32_t i = 0; i < 21; i++) {
+    for (int32_t i = 0; i < 27; i++) {
         struct imbrex_kv_sim_options options = small_options();
+        struct imbrex_kv_sim_tier tier = {.capacity_tokens = 512, .tokens_per_s = 1};
         struct imbrex_kv_sim_result *result = untouched;
         struct imbrex_error err = {0};
         enum imbrex_status expected = IMBREX_STATUS_INVALID_ARGUMENT;
@@ -329,6 +330,18 @@ static void test_refused(void **state)
         case 19:
             options.has_prefetch = true;
             options.fetch_ratio = 0;
+            break;
+        case 20:
+        case 21:
+        case 22:
+        case 23:
+        case 24:
+        case 25:
+            options.tiers = i == 20 ? NULL : &tier;
+            options.num_tiers = i == 21 ? IMBREX_KV_SIM_MAX_TIERS + 1 : 1;
+            tier.capacity_tokens -= i == 22;
+            tier.tokens_per_s = i == 23 ? 0 : i == 24 ? (double)NAN : 1;
+            tier.latency_s = i == 25 ? -1 : 0;
             break;
         default:
             options.progress = end_at_half;
