@@ -22,6 +22,7 @@
 struct imbrex_engine_options imbrex_engine_options_default(void)
 {
     return (struct imbrex_engine_options){.batch_invariant = IMBREX_INVARIANCE_AUTO,
+                                          .kv_prefetch_percent = 50,
                                           .cpu_features = IMBREX_CPU_ALL};
 }
 
@@ -71,6 +72,11 @@ static enum imbrex_status check_tiers(const struct imbrex_engine_options *option
                          "%s: expected it with %s, found it alone",
                          options->kv_disk_path != NULL ? "kv_disk_path" : "kv_disk_bytes",
                          options->kv_disk_path != NULL ? "kv_disk_bytes" : "kv_disk_path");
+    }
+    if (options->kv_prefetch_percent < 0 || options->kv_prefetch_percent > 100) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "kv_prefetch_percent: expected 0..100, found %d",
+                         options->kv_prefetch_percent);
     }
     return IMBREX_STATUS_OK;
 }
@@ -293,6 +299,7 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
         .disk_path = options->kv_disk_path,
         .disk_bytes = options->kv_disk_bytes,
         .num_blocks = plan->kv_num_blocks,
+        .prefetch_percent = options->kv_prefetch_percent,
         .device = engine->device,
         .kv = executor_kv(engine->executor),
         .log = &engine->model->log,

@@ -507,9 +507,9 @@ static bool take_write_block(struct planner *planner, struct sequence *sequence)
             planner->num_claimed_blocks++;
             return false;
         }
-        /* The only one has the whole pool, but for what steps in flight hold. */
+        /* The only one has the whole pool, but for what steps in flight and moves hold. */
         if (scheduler->num_running == 1) {
-            assert(scheduler->num_returning > 0);
+            assert(scheduler->num_returning > 0 || pool->num_pinned > 0);
             return false;
         }
         bool is_last = scheduler->running[scheduler->num_running - 1] == sequence;

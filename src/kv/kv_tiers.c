@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "kv/kv_host.h"
 
 /* With a disk alone: so many slots, room for its jobs and for as many blocks that wait for one. */
@@ -13,6 +14,7 @@
 #define MAX_FETCHES 32 /* so that a nearer request never waits for more */
 #define NUM_BATCHES 4  /* of copies under way, each way */
 #define MAX_MOVES 64   /* of one batch */
+#define NUM_MEASURED 16
 #define LOG_INTERVAL_NS INT64_C(60000000000)
 #define FLUSH_WAIT_NS INT64_C(100000000)
 
@@ -668,6 +670,31 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
     free(tiers->unsaved_links.previous);
     free(tiers->unsaved_links.next);
     free(tiers);
+}
+
+enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, int64_t *block_ns)
+{
+    struct device_copy copies[NUM_MEASURED];
+    struct device_event *event = tiers->in.batches[0].event;
+    int32_t num_copies = num_blocks < tiers->host.num_slots ? num_blocks : tiers->host.num_slots;
+    num_copies = num_copies < NUM_MEASURED ? num_copies : NUM_MEASURED;
+    for (int32_t i = 0; i < num_copies; i++) {
+        copies[i] =
+            (struct device_copy){.destination = tiers->blocks + (size_t)i * tiers->host.block_bytes,
+                                 .source = kv_host_block(&tiers->host, i),
+                                 .num_bytes = tiers->host.block_bytes};
+    }
+    int64_t best_ns = INT64_MAX;
+    for (int32_t round = 0; round < 2; round++) { /* the first one touches the memory */
+        int64_t begin_ns = clock_now_ns();
+        TRY(device_copy_batch_async(tiers->device, tiers->in.stream, copies, num_copies));
+        TRY(device_event_record(tiers->device, event, tiers->in.stream));
+        TRY(device_event_synchronize(tiers->device, event));
+        int64_t round_ns = clock_now_ns() - begin_ns;
+        best_ns = round_ns < best_ns ? round_ns : best_ns;
+    }
+    *block_ns = best_ns > num_copies ? best_ns / num_copies : 1;
+    return IMBREX_STATUS_OK;
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */
