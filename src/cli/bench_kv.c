@@ -222,6 +222,14 @@ static const struct option_spec kv_options[] = {
              "is removed when it ends",
      .default_text = "none, but for --tiers, which uses " DEFAULT_FOLDER,
      .offset = offsetof(struct kv_settings, engine.kv_disk)},
+    {.long_name = "kv-prefetch",
+     .argument = "PERCENT",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Engine",
+     .help = "of the time, that the links may be busy with blocks that nobody waits for yet, in "
+             "runs with tiers; 0: none are fetched ahead of requests",
+     .max = 100,
+     .offset = offsetof(struct kv_settings, engine.kv_prefetch)},
     ENGINE_OPTION_CTX_SIZE(struct kv_settings,
                            "the longest request, at most what the model was made for; longer "
                            "prompts are cut"),
@@ -654,6 +662,7 @@ static int format_command_line(struct kv_bench *bench, const char *model)
     fputs(settings->tiers ? " --tiers" : "", file);
     command_line_add_text(file, "kv-host", settings->engine.kv_host);
     command_line_add_text(file, "kv-disk", settings->engine.kv_disk);
+    add_integer(file, "kv-prefetch", &settings->engine.kv_prefetch);
     add_integer(file, "ctx-size", &settings->engine.ctx_size);
     command_line_add_text(file, "device", settings->engine.device);
     add_integer(file, "threads", &settings->engine.threads);

@@ -10,8 +10,8 @@ from support import TestCase, run
 
 OPTIONS = {"sessions", "session-rate", "turns", "think", "system-tokens", "turn-tokens",
            "output-tokens", "trace", "starts", "requests", "scale", "speed", "concurrency", "seed",
-           "policy", "rounds", "kv-tokens", "tiers", "kv-host", "kv-disk", "max-running",
-           "ctx-size", "threads", "cpu", "device", "write-trace", "json", "help"}
+           "policy", "rounds", "kv-tokens", "tiers", "kv-host", "kv-disk", "kv-prefetch",
+           "max-running", "ctx-size", "threads", "cpu", "device", "write-trace", "json", "help"}
 # One after the other: what is found depends on no time.
 ONE = ("--concurrency", "1", "--kv-tokens", "4096", "--policy", "lru")
 # Blocks of 16 tokens instead of 512.
@@ -161,6 +161,10 @@ class Tiers(KvTestCase):
         self.assertGreaterEqual(runs[1]["cached_tokens"], runs[0]["cached_tokens"])
         self.assertGreater(runs[2]["cached_tokens"], runs[1]["cached_tokens"])
         self.assertEqual(os.listdir(folder), [])
+        for one in runs:
+            self.assertLessEqual(one["kv_ahead_used"] + one["kv_ahead_wasted"], one["kv_ahead"])
+        # Those without tiers have no links.
+        self.assertEqual([one["kv_block_ns"] > 0 for one in runs], [False, True, True])
         self.assertGreater(report["alone"]["prefill_tokens_per_s"], 0)
         self.assertGreater(report["alone"]["decode_s_per_token"], 0)
 
