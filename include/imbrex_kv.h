@@ -23,12 +23,24 @@ extern "C" {
 IMBREX_API const char *imbrex_kv_policy_name(int32_t policy_idx);
 
 struct imbrex_kv_sim_progress {
-    const char *step;           /* "reading", "calibrating", "replaying", "prefetching"; static */
+    const char *step;           /* "reading", "calibrating", "replaying", "prefetching",
+                               * "tiers"; static */
     const char *trace, *policy; /* policy: NULL while there is none */
     double done;                /* of the whole run, 0 to 1 */
 };
 /* Returns false to end the run: CANCELLED. */
 typedef bool imbrex_kv_sim_progress_fn(void *user, const struct imbrex_kv_sim_progress *progress);
+
+#define IMBREX_KV_SIM_MAX_TIERS 4
+
+/* A tier below the cache. What the cache forgets is copied to the first one, and what comes to a
+ * tier is copied on to the next; each forgets what was used longest ago. Blocks cross its link one
+ * after the other, both ways at once. */
+struct imbrex_kv_sim_tier {
+    int64_t capacity_tokens; /* at least a block */
+    double tokens_per_s;     /* of its link, each way */
+    double latency_s; /* from when a block has crossed the link upwards to when it is there */
+};
 
 struct imbrex_kv_sim_options {
     /* [num_traces] paths: Mooncake or Bailian jsonl, WEKA jsonl; also compressed (.zst). The format
@@ -63,6 +75,12 @@ struct imbrex_kv_sim_options {
      * are those of the cache alone. */
     bool has_prefetch;
     double fetch_ratio; /* tokens that are fetched in the time that computing one takes; 8 */
+    /* [num_tiers] the nearest first. Each policy is replayed once more over the first, over the
+     * first two, and so on: imbrex_kv_sim_row.stacks. What waiting requests need is fetched ahead,
+     * with has_prefetch also what the policy expects; fetch_ratio does not count then, nor is there
+     * an imbrex_kv_sim_row.prefetch. NULL: none. */
+    const struct imbrex_kv_sim_tier *tiers;
+    size_t num_tiers;
     imbrex_kv_sim_progress_fn *progress;
     void *user;
 };
@@ -90,6 +108,20 @@ struct imbrex_kv_sim_prefetch {
     struct imbrex_kv_sim_spread ttft;
 };
 
+/* What a policy's replay over the first tiers gave. Tokens, in whole blocks; of scored requests, or
+ * since the first of them came. */
+struct imbrex_kv_sim_stack {
+    int64_t num_kept;                          /* found in the cache, where they were computed */
+    int64_t num_from[IMBREX_KV_SIM_MAX_TIERS]; /* found that came from each tier */
+    int64_t num_computed;                      /* all others, with those in no full block */
+    int64_t num_up[IMBREX_KV_SIM_MAX_TIERS];   /* over each tier's link, towards the cache */
+    int64_t num_down[IMBREX_KV_SIM_MAX_TIERS]; /* and to the tier */
+    int64_t num_lost[IMBREX_KV_SIM_MAX_TIERS]; /* that went before they were copied on */
+    double held_s;                             /* requests waited so long for blocks, in sum */
+    /* Of what was fetched ahead. hit_rate and ttft: of the whole replay. */
+    struct imbrex_kv_sim_prefetch prefetch;
+};
+
 /* One policy on one trace at one capacity. Rates in [0, 1], of tokens of scored requests. */
 struct imbrex_kv_sim_row {
     const char *trace;  /* file name without folders */
@@ -107,6 +139,7 @@ struct imbrex_kv_sim_row {
     double accesses_per_s; /* of the replay, on this machine */
     size_t state_bytes;    /* the policy's, at its largest */
     struct imbrex_kv_sim_prefetch prefetch;
+    struct imbrex_kv_sim_stack stacks[IMBREX_KV_SIM_MAX_TIERS]; /* [num_tiers of the options] */
 };
 
 struct imbrex_kv_sim_trace {

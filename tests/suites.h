@@ -68,6 +68,7 @@ X(sample)
 X(slice_width)
 X(sim_trace)
 X(sim_service)
+X(sim_levels)
 X(sim_tier)
 X(sim_run)
 #if IMBREX_CUDA

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the tables of docs/kv-cache.md.
 
-Reads what `imbrex kv-sim --json` wrote to bench/results/*-kv-sim.json and replaces what stands
-between the markers of the page. --check changes nothing and fails if the page would change.
+Reads what `imbrex kv-sim --json` wrote to bench/results/*-kv-sim.json, and in pairs what
+`imbrex bench kv --tiers --json` wrote to bench/results/*-kv-tiers-LOAD.json and `imbrex kv-sim
+--tier --json`, of the same load, to *-kv-tiers-LOAD-sim.json. Replaces what stands between the
+markers of the page. --check changes nothing and fails if the page would change.
 """
 import argparse
 import glob
@@ -15,6 +17,7 @@ import sys
 
 PAGE = os.path.join("docs", "kv-cache.md")
 RESULTS = os.path.join("bench", "results", "*-kv-sim.json")
+TIERS = os.path.join("bench", "results", "*-kv-tiers-*.json")
 BEGIN, END = "<!-- kv-tables: begin -->", "<!-- kv-tables: end -->"
 
 
@@ -204,6 +207,89 @@ def make_sensitivity(root, reports):
     yield ""
 
 
+def read_measured(path):
+    with open(path, encoding="utf-8") as file:
+        report = json.load(file)
+    if report["interrupted"]:
+        raise ValueError(f"{path}: expected a whole run, found one that was interrupted")
+    return report
+
+
+def simulated_rows(path, report):
+    """{(policy, has_host, has_disk): figures}, of all requests."""
+    tiers = [tier["name"] for tier in report["options"]["tiers"]]
+    if tiers != ["host", "disk"] or report["options"]["warm"] != 0 or len(report["tables"]) != 1:
+        raise ValueError(f"{path}: expected one load with all requests scored and the tiers host "
+                         f"and disk, found {tiers}, warm {report['options']['warm']}")
+    table, found = report["tables"][0], {}
+    num_tokens = table["trace"]["num_tokens"]
+    for row in table["rows"]:
+        if not row["stacks"]:
+            continue
+        for below, stack in zip(((False, False), (True, False), (True, True)),
+                                [None, *row["stacks"]]):
+            whole = row if stack is None else stack["prefetch"]
+            num_from = [] if stack is None else stack["num_from"]
+            found[row["policy"], *below] = {
+                "hit_rate": whole["hit_rate"],
+                "computed": round((1 - whole["hit_rate"]) * num_tokens),
+                "host": num_from[0] if num_from else 0,
+                "disk": num_from[1] if len(num_from) > 1 else 0,
+                "p50": whole["ttft_s"]["p50"], "p99": whole["ttft_s"]["p99"]}
+    return found
+
+
+def measured_rows(report):
+    """The same, averages over rounds."""
+    found = {}
+    for run in report["runs"]:
+        found.setdefault((run["policy"], run["has_host"], run["has_disk"]), []).append({
+            "hit_rate": run["hit_rate"], "computed": run["computed_tokens"],
+            "host": run["host_tokens"], "disk": run["disk_tokens"],
+            "p50": run["ttft_ms"]["p50"] / 1e3, "p99": run["ttft_ms"]["p99"] / 1e3})
+    return {key: {name: average([one[name] for one in rounds]) for name in rounds[0]}
+            for key, rounds in found.items()}
+
+
+TIER_COLUMNS = (
+    ("hit rate, %", lambda row: f"{100 * row['hit_rate']:.1f}"),
+    ("tokens from RAM", lambda row: f"{row['host']:.0f}"),
+    ("from disk", lambda row: f"{row['disk']:.0f}"),
+    ("computed", lambda row: f"{row['computed']:.0f}"),
+    ("TTFT p50, s", lambda row: number_text(row["p50"])),
+    ("TTFT p99, s", lambda row: number_text(row["p99"])),
+)
+
+
+def make_tiers(root, path):
+    """The engine's figures of a load and those of its replay, beside each other."""
+    simulated_path = path[:-len(".json")] + "-sim.json"
+    measured, simulated = read_measured(path), read_file(simulated_path)
+    load, engine = measured["load"], measured["engine"]
+    name = os.path.basename(path)[:-len(".json")].split("-kv-tiers-", 1)[1]
+    yield f"### Tiers, {name}: measured / simulated"
+    yield ""
+    yield from make_source(root, path, measured)
+    yield from make_source(root, simulated_path, simulated)
+    mib, kv_tokens = 1 << 20, engine["kv_num_blocks"] * engine["kv_block_size"]
+    yield (f"{load['requests']:,} requests with {load['different_tokens']:,} different tokens; KV "
+           f"cache of {kv_tokens:,} tokens ({kv_tokens * engine['kv_token_bytes'] / mib:.1f} MiB), "
+           f"RAM of {engine['kv_host_bytes'] / mib:.1f} MiB, disk of "
+           f"{engine['kv_disk_bytes'] / mib:.0f} MiB. One request alone: "
+           f"{measured['alone']['prefill_tokens_per_s']:.0f} prompt tokens/s, "
+           f"{1e3 * measured['alone']['decode_s_per_token']:.1f} ms a token of output.")
+    yield ""
+    yield "| " + " | ".join(["measured / simulated", *(title for title, _ in TIER_COLUMNS)]) + " |"
+    yield "|---" + "|---:" * len(TIER_COLUMNS) + "|"
+    of_engine, of_replay = measured_rows(measured), simulated_rows(simulated_path, simulated)
+    for key, row in of_engine.items():
+        policy, has_host, has_disk = key
+        title = policy + (" + host" if has_host else "") + (" + disk" if has_disk else "")
+        yield "| " + " | ".join([title, *(f"{text(row)} / {text(of_replay[key])}"
+                                          for _, text in TIER_COLUMNS)]) + " |"
+    yield ""
+
+
 def make_tables(root):
     lines, sensitivities = [], []
     for path in sorted(glob.glob(os.path.join(root, RESULTS))):
@@ -214,6 +300,9 @@ def make_tables(root):
             lines.extend(make_file(root, path, report))
     if sensitivities:
         lines.extend(make_sensitivity(root, sensitivities))
+    for path in sorted(glob.glob(os.path.join(root, TIERS))):
+        if not path.endswith("-sim.json"):
+            lines.extend(make_tiers(root, path))
     return "\n".join(lines or ["There are no result files yet.", ""])
 
 

@@ -1,35 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* imbrex bench kv: one load of conversations, or of a trace whose prompts share blocks, for engines
- * that differ in what their prefix cache keeps. */
+ * that differ in what their prefix cache keeps, and in what lies below it. */
+#include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <jansson.h>
-
+#include "cli/bench_kv.h"
 #include "cli/command.h"
+#include "cli/command_line.h"
 #include "cli/engine_settings.h"
-#include "cli/load_plan.h"
-#include "cli/load_run.h"
 #include "cli/output.h"
+#include "cli/report_header.h"
 #include "cli/signals.h"
-#include "imbrex.h"
 
-#define MAX_POLICIES 16
 #define MAX_ROUNDS 16
-#define MAX_NAME_BYTES 32
 #define MAX_WAITING 1048576 /* requests that the engine is asked to let wait */
 #define WARMUP_REQUESTS 4
+/* --tiers: the load's different tokens are so many times the KV cache, and the RAM below it. */
+#define WORKING_SETS 3
+#define LEAST_HOST_BLOCKS 16
+/* No folder is smaller: a disk is filled in segments. */
+#define LEAST_DISK_BYTES ((size_t)128 << 20)
+#define DEFAULT_FOLDER "/tmp"
 
 struct kv_settings {
     struct engine_settings engine;
     struct option_integer num_requests, concurrency, rounds, seed, kv_tokens, max_running;
     struct option_integer num_sessions, system_tokens;
     struct option_real scale, speed, session_rate, think;
-    const char *trace, *starts, *policies, *turns, *turn_tokens, *output_tokens;
-    bool json;
+    const char *trace, *starts, *policies, *turns, *turn_tokens, *output_tokens, *write_trace,
+        *json;
+    bool tiers;
 };
 
 static const struct kv_settings kv_defaults = {
@@ -64,6 +69,7 @@ static const struct option_spec kv_options[] = {
      .help = "R of them begin in a second on average, at random times (Poisson)",
      .min = 1e-6,
      .max = 1e6,
+     .is_double = true,
      .offset = offsetof(struct kv_settings, session_rate)},
     {.long_name = "turns",
      .argument = "LENGTH",
@@ -78,6 +84,7 @@ static const struct option_spec kv_options[] = {
      .group = "Conversations",
      .help = "seconds from one turn to the next, on average (exponential)",
      .max = 1e6,
+     .is_double = true,
      .offset = offsetof(struct kv_settings, think)},
     {.long_name = "system-tokens",
      .argument = "N",
@@ -130,6 +137,7 @@ static const struct option_spec kv_options[] = {
      .help = "multiply all its numbers of tokens by F: 0.03125 makes a block one of 16 tokens",
      .min = 0.001,
      .max = 1,
+     .is_double = true,
      .offset = offsetof(struct kv_settings, scale)},
     {.long_name = "speed",
      .argument = "F",
@@ -138,6 +146,7 @@ static const struct option_spec kv_options[] = {
      .help = "play all times F times as fast",
      .min = 1e-6,
      .max = 1e6,
+     .is_double = true,
      .offset = offsetof(struct kv_settings, speed)},
     {.long_name = "concurrency",
      .argument = "C",
@@ -189,6 +198,13 @@ static const struct option_spec kv_options[] = {
      .min = 1,
      .max = IMBREX_MAX_RUNNING,
      .offset = offsetof(struct kv_settings, max_running)},
+    {.long_name = "tiers",
+     .type = OPTION_TYPE_FLAG,
+     .group = "Engine",
+     .help = "run each policy with the KV cache alone, with RAM below it, and with RAM and a disk; "
+             "sizes that are not given are a third of the load's different tokens for the KV "
+             "cache, as much for RAM, and room for twice all of them on the disk",
+     .offset = offsetof(struct kv_settings, tiers)},
     {.long_name = "kv-host",
      .argument = "SIZE",
      .type = OPTION_TYPE_STRING,
@@ -196,8 +212,24 @@ static const struct option_spec kv_options[] = {
      .help =
          "run each policy once more with that much RAM below the KV cache, such as 1G, for what "
          "it has no room for",
-     .default_text = "none",
+     .default_text = "none, but for --tiers",
      .offset = offsetof(struct kv_settings, engine.kv_host)},
+    {.long_name = "kv-disk",
+     .argument = "DIR:SIZE",
+     .type = OPTION_TYPE_STRING,
+     .group = "Engine",
+     .help = "and once more with a disk below that; each such run has a new folder in DIR, which "
+             "is removed when it ends",
+     .default_text = "none, but for --tiers, which uses " DEFAULT_FOLDER,
+     .offset = offsetof(struct kv_settings, engine.kv_disk)},
+    {.long_name = "kv-prefetch",
+     .argument = "PERCENT",
+     .type = OPTION_TYPE_INTEGER,
+     .group = "Engine",
+     .help = "of the time, that the links may be busy with blocks that nobody waits for yet, in "
+             "runs with tiers; 0: none are fetched ahead of requests",
+     .max = 100,
+     .offset = offsetof(struct kv_settings, engine.kv_prefetch)},
     ENGINE_OPTION_CTX_SIZE(struct kv_settings,
                            "the longest request, at most what the model was made for; longer "
                            "prompts are cut"),
@@ -205,33 +237,20 @@ static const struct option_spec kv_options[] = {
     ENGINE_OPTION_KV_DTYPE(struct kv_settings),
     ENGINE_OPTION_THREADS(struct kv_settings),
     ENGINE_OPTION_CPU(struct kv_settings),
-    {.long_name = "json",
-     .type = OPTION_TYPE_FLAG,
+    {.long_name = "write-trace",
+     .argument = "FILE.jsonl",
+     .type = OPTION_TYPE_STRING,
      .group = "Report",
-     .help = "print the report as JSON",
+     .help =
+         "write the load as a trace in the format of Bailian, which imbrex kv-sim replays; - is "
+         "standard output",
+     .offset = offsetof(struct kv_settings, write_trace)},
+    {.long_name = "json",
+     .argument = "FILE",
+     .type = OPTION_TYPE_STRING,
+     .group = "Report",
+     .help = "write the report to a JSON file too; -: to standard output, instead of the table",
      .offset = offsetof(struct kv_settings, json)},
-};
-
-struct kv_run {
-    const char *policy;
-    int32_t round; /* from 0 */
-    bool has_host; /* RAM below the KV cache */
-    struct load_result result;
-};
-
-struct kv_bench {
-    const struct kv_settings *settings;
-    struct imbrex_model *model;
-    struct imbrex_model_info description;
-    struct load_plan load;
-    size_t num_cut; /* requests that were longer than the context */
-    struct imbrex_engine_options options;
-    struct imbrex_memory_plan plan;
-    size_t kv_host_bytes;                        /* of the runs that have them; 0: there are none */
-    char policies[MAX_POLICIES][MAX_NAME_BYTES]; /* [num_policies] */
-    int32_t num_policies;
-    struct kv_run *runs; /* [num_runs], in the order of time */
-    int32_t num_runs;
 };
 
 /* ---- options --------------------------------------------------------------------------------- */
@@ -242,12 +261,14 @@ static int read_policies(struct kv_bench *bench)
 
     for (;;) {
         size_t length = strcspn(at, ",");
-        if (bench->num_policies == MAX_POLICIES) {
-            output_error("bench kv: --policy: expected at most %d names, found more", MAX_POLICIES);
+        if (bench->num_policies == KV_BENCH_MAX_POLICIES) {
+            output_error("bench kv: --policy: expected at most %d names, found more",
+                         KV_BENCH_MAX_POLICIES);
             return EXIT_CODE_INPUT;
         }
         char *name = bench->policies[bench->num_policies];
-        snprintf(name, MAX_NAME_BYTES, "%.*s", (int)(length < MAX_NAME_BYTES ? length : 0), at);
+        snprintf(name, KV_BENCH_NAME_BYTES, "%.*s",
+                 (int)(length < KV_BENCH_NAME_BYTES ? length : 0), at);
         int exit_code = engine_settings_check_policy("policy", name);
         if (exit_code != EXIT_CODE_OK) {
             return exit_code;
@@ -298,6 +319,11 @@ static int make_load(struct kv_bench *bench)
     }
     if (settings->trace == NULL && settings->starts != NULL) {
         output_error("bench kv: --starts: expected --trace with it, found none");
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->write_trace != NULL && settings->concurrency.given) {
+        output_error("bench kv: --write-trace: expected requests that come at their times, found "
+                     "--concurrency");
         return EXIT_CODE_INPUT;
     }
     if (settings->speed.given && settings->concurrency.given) {
@@ -354,13 +380,46 @@ static int32_t choose_context_size(struct kv_bench *bench)
     return (int32_t)needed;
 }
 
+/* What --kv-host and --kv-disk say; --tiers adds what they do not. The folders of the runs are made
+ * in bench->kv_folder. */
+static int choose_tiers(struct kv_bench *bench, int64_t distinct_tokens)
+{
+    struct imbrex_engine_options *options = &bench->options;
+    int exit_code =
+        engine_settings_choose_tiers(&bench->settings->engine, bench->kv_folder, options);
+
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    if (bench->settings->tiers) {
+        size_t distinct_bytes = (size_t)distinct_tokens * bench->token_bytes;
+        size_t least = LEAST_HOST_BLOCKS * (size_t)bench->plan.kv_block_size * bench->token_bytes;
+        if (options->kv_host_bytes == 0) {
+            options->kv_host_bytes = distinct_bytes / WORKING_SETS;
+            options->kv_host_bytes =
+                options->kv_host_bytes > least ? options->kv_host_bytes : least;
+        }
+        if (options->kv_disk_bytes == 0) {
+            (void)snprintf(bench->kv_folder, sizeof(bench->kv_folder), "%s", DEFAULT_FOLDER);
+            options->kv_disk_bytes =
+                2 * distinct_bytes > LEAST_DISK_BYTES ? 2 * distinct_bytes : LEAST_DISK_BYTES;
+        }
+    }
+    bench->kv_host_bytes = options->kv_host_bytes;
+    bench->kv_disk_bytes = options->kv_disk_bytes;
+    options->kv_host_bytes = 0;
+    options->kv_disk_bytes = 0;
+    options->kv_disk_path = NULL;
+    return EXIT_CODE_OK;
+}
+
 /* The same for all policies. */
 static int choose_options(struct kv_bench *bench)
 {
     const struct kv_settings *settings = bench->settings;
-    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
     int32_t context_size = choose_context_size(bench);
-    int64_t kv_tokens = load_plan_distinct_tokens(&bench->load) / 4;
+    int64_t distinct_tokens = load_plan_distinct_tokens(&bench->load);
+    int64_t kv_tokens = distinct_tokens / (settings->tiers ? WORKING_SETS : 4);
 
     int exit_code = engine_settings_to_options(&settings->engine, context_size, &bench->options);
     if (exit_code != EXIT_CODE_OK) {
@@ -384,16 +443,47 @@ static int choose_options(struct kv_bench *bench)
         bench->options.max_waiting =
             (int32_t)(bench->load.count < MAX_WAITING ? bench->load.count : MAX_WAITING);
     }
-    exit_code = engine_settings_choose_tiers(&settings->engine, NULL, &bench->options);
+    exit_code = engine_settings_plan(bench->model, &bench->options, &bench->plan);
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
-    bench->kv_host_bytes = bench->options.kv_host_bytes;
-    bench->options.kv_policy = NULL;
-    if (imbrex_engine_plan(bench->model, &bench->options, &bench->plan, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    bench->token_bytes = engine_settings_kv_token_bytes(&bench->description, &bench->plan);
+    exit_code = choose_tiers(bench, distinct_tokens);
+    return exit_code == EXIT_CODE_OK ? engine_settings_check(&settings->engine, &bench->plan)
+                                     : exit_code;
+}
+
+/* ---- folders --------------------------------------------------------------------------------- */
+
+/* A new folder for one run, which the options point to then. */
+static int make_folder(struct kv_bench *bench, char path[ENGINE_MAX_PATH_BYTES])
+{
+    int length =
+        snprintf(path, ENGINE_MAX_PATH_BYTES, "%s/imbrex-bench-kv-XXXXXX", bench->kv_folder);
+
+    if (length >= ENGINE_MAX_PATH_BYTES || mkdtemp(path) == NULL) {
+        output_error("bench kv: --kv-disk: cannot make a folder in %s: %s", bench->kv_folder,
+                     strerror(length >= ENGINE_MAX_PATH_BYTES ? ENAMETOOLONG : errno));
+        return EXIT_CODE_FAILURE;
     }
-    return engine_settings_check(&settings->engine, &bench->plan);
+    bench->options.kv_disk_path = path;
+    return EXIT_CODE_OK;
+}
+
+/* With the files that the engine left in it. */
+static void remove_folder(const char *path)
+{
+    DIR *folder = opendir(path);
+
+    if (folder != NULL) {
+        for (const struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+            (void)unlinkat(dirfd(folder), entry->d_name, 0);
+        }
+        (void)closedir(folder);
+    }
+    if (rmdir(path) != 0) {
+        output_warning("bench kv: %s: cannot be removed: %s", path, strerror(errno));
+    }
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
@@ -410,12 +500,32 @@ static int warm_up(const struct kv_bench *bench, const struct load_settings *set
     return load_run(settings, &warmup, &ignored);
 }
 
-/* On an engine of its own: what an earlier run left would be found. */
-static int run_policy(struct kv_bench *bench, const char *policy, int32_t round, bool has_host)
+/* How fast a prompt is computed, and a token generated, by an engine that does nothing else: the
+ * longest request, with other tokens. */
+static int measure_alone(struct kv_bench *bench, const struct load_settings *settings)
+{
+    struct load_request longest = bench->load.requests[load_plan_longest(&bench->load)];
+    struct load_plan alone = bench->load;
+    struct load_result result;
+
+    longest.arrival_ns = 0;
+    alone.requests = &longest;
+    alone.count = 1;
+    alone.concurrency = 1;
+    alone.seed += 2;
+    int exit_code = load_run(settings, &alone, &result);
+    if (exit_code == EXIT_CODE_OK && result.num_completed == 1 && result.ttft.p50 > 0) {
+        bench->prefill_tokens_per_s = longest.num_prompt_tokens / (result.ttft.p50 / 1e9);
+        bench->decode_s_per_token = result.tpot.p50 / 1e9;
+    }
+    return exit_code;
+}
+
+/* The load on an engine whose options are chosen. */
+static int run_engine(struct kv_bench *bench, struct kv_run *kv_run)
 {
     const struct imbrex_tokenizer *tokenizer = imbrex_model_tokenizer(bench->model);
     struct imbrex_error err = {.status = IMBREX_STATUS_OK};
-    struct kv_run *kv_run = &bench->runs[bench->num_runs];
     struct load_settings settings = {
         .model = bench->model,
         .vocab_size = bench->description.vocab_size,
@@ -426,16 +536,41 @@ static int run_policy(struct kv_bench *bench, const char *policy, int32_t round,
     if (tokenizer != NULL && imbrex_tokenizer_vocab_size(tokenizer) < settings.vocab_size) {
         settings.vocab_size = imbrex_tokenizer_vocab_size(tokenizer);
     }
-    bench->options.kv_policy = policy;
-    bench->options.kv_host_bytes = has_host ? bench->kv_host_bytes : 0;
     if (imbrex_engine_create(bench->model, &bench->options, &settings.engine, &err) !=
         IMBREX_STATUS_OK) {
         return output_library_error(&err);
     }
-    *kv_run = (struct kv_run){.policy = policy, .round = round, .has_host = has_host};
     int exit_code = warm_up(bench, &settings);
+    if (exit_code == EXIT_CODE_OK && bench->num_runs == 0 && signals_interrupt() == 0) {
+        exit_code = measure_alone(bench, &settings);
+    }
     if (exit_code == EXIT_CODE_OK && signals_interrupt() == 0) {
         exit_code = load_run(&settings, &bench->load, &kv_run->result);
+    }
+    imbrex_engine_destroy(settings.engine);
+    return exit_code;
+}
+
+/* On an engine of its own: what an earlier run left would be found. */
+static int run_policy(struct kv_bench *bench, const char *policy, int32_t round, bool has_host,
+                      bool has_disk)
+{
+    struct kv_run *kv_run = &bench->runs[bench->num_runs];
+    char folder[ENGINE_MAX_PATH_BYTES];
+
+    *kv_run = (struct kv_run){
+        .policy = policy, .round = round, .has_host = has_host, .has_disk = has_disk};
+    bench->options.kv_policy = policy;
+    bench->options.kv_host_bytes = has_host ? bench->kv_host_bytes : 0;
+    bench->options.kv_disk_bytes = has_disk ? bench->kv_disk_bytes : 0;
+    bench->options.kv_disk_path = NULL;
+    int exit_code = has_disk ? make_folder(bench, folder) : EXIT_CODE_OK;
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    exit_code = run_engine(bench, kv_run);
+    if (has_disk) {
+        remove_folder(folder);
     }
     if (exit_code == EXIT_CODE_OK && kv_run->result.num_failed > 0) {
         output_error("bench kv: %zu of %zu requests failed; the first: %s",
@@ -444,7 +579,23 @@ static int run_policy(struct kv_bench *bench, const char *policy, int32_t round,
     }
     /* A run that a signal ended early is compared with nothing. */
     bench->num_runs += exit_code == EXIT_CODE_OK && signals_interrupt() == 0;
-    imbrex_engine_destroy(settings.engine);
+    return exit_code;
+}
+
+/* The KV cache alone, then with each tier that there is below it. */
+static int run_stacks(struct kv_bench *bench, const char *policy, int32_t round)
+{
+    bool is_cached = strcmp(policy, "none") != 0;
+    bool has_host = bench->kv_host_bytes > 0 && is_cached;
+    bool has_disk = bench->kv_disk_bytes > 0 && is_cached;
+    int exit_code = run_policy(bench, policy, round, false, false);
+
+    if (exit_code == EXIT_CODE_OK && has_host && signals_interrupt() == 0) {
+        exit_code = run_policy(bench, policy, round, true, false);
+    }
+    if (exit_code == EXIT_CODE_OK && has_disk && signals_interrupt() == 0) {
+        exit_code = run_policy(bench, policy, round, has_host, true);
+    }
     return exit_code;
 }
 
@@ -455,12 +606,7 @@ static int run_all(struct kv_bench *bench)
     for (int32_t round = 0; round < num_rounds; round++) {
         for (int32_t i = 0; i < bench->num_policies && signals_interrupt() == 0; i++) {
             int32_t policy = round % 2 == 0 ? i : bench->num_policies - 1 - i;
-            const char *name = bench->policies[policy];
-            int exit_code = run_policy(bench, name, round, false);
-            if (exit_code == EXIT_CODE_OK && bench->kv_host_bytes > 0 &&
-                strcmp(name, "none") != 0 && signals_interrupt() == 0) {
-                exit_code = run_policy(bench, name, round, true);
-            }
+            int exit_code = run_stacks(bench, bench->policies[policy], round);
             if (exit_code != EXIT_CODE_OK) {
                 return exit_code;
             }
@@ -469,106 +615,95 @@ static int run_all(struct kv_bench *bench)
     return EXIT_CODE_OK;
 }
 
-/* ---- report ---------------------------------------------------------------------------------- */
-
-static double hit_rate(const struct load_result *result)
+static void add_integer(FILE *file, const char *name, const struct option_integer *integer)
 {
-    return result->num_queried_tokens > 0
-               ? (double)result->num_cached_tokens / (double)result->num_queried_tokens
-               : 0;
-}
-
-static void print_report(const struct kv_bench *bench)
-{
-    const struct load_plan *load = &bench->load;
-
-    output_printf("model         ");
-    output_escaped(bench->description.path, strlen(bench->description.path));
-    output_printf("\nengine        %" PRId32 " threads, %s kernels, context %" PRId32 ", %" PRId32
-                  " KV blocks of %" PRId32 " tokens, at most %" PRId32 " running\n",
-                  bench->plan.num_threads, bench->plan.kernels, bench->plan.context_size,
-                  bench->plan.kv_num_blocks, bench->plan.kv_block_size, bench->plan.max_running);
-    output_printf("load          %zu requests, %" PRId64 " different tokens", load->count,
-                  load_plan_distinct_tokens(load));
-    if (load->concurrency > 0) {
-        output_printf(", %" PRId64 " at once", load->concurrency);
-    }
-    if (bench->num_cut > 0) {
-        output_printf(", %zu cut to the context", bench->num_cut);
-    }
-    output_printf(", seed %" PRIu64 "\n\n", load->seed);
-    output_printf("%-16s%6s%10s%12s%12s%10s%10s%10s\n", "policy", "round", "hit rate", "saved",
-                  "prompts", "TTFT p50", "p99", "mean");
-    output_printf("%-16s%6s%10s%12s%12s%10s%10s%10s\n", "", "", "%", "tokens", "tokens", "ms", "ms",
-                  "ms");
-    for (int32_t i = 0; i < bench->num_runs; i++) {
-        const struct load_result *result = &bench->runs[i].result;
-        char name[MAX_NAME_BYTES + 8];
-        (void)snprintf(name, sizeof(name), "%s%s", bench->runs[i].policy,
-                       bench->runs[i].has_host ? " +host" : "");
-        output_printf("%-16s%6" PRId32 "%10.2f%12" PRIu64 "%12" PRIu64 "%10.3f%10.3f%10.3f\n", name,
-                      bench->runs[i].round + 1, 100 * hit_rate(result), result->num_cached_tokens,
-                      (uint64_t)result->num_prompt_tokens, result->ttft.p50 / 1e6,
-                      result->ttft.p99 / 1e6, result->ttft.mean / 1e6);
+    if (integer->given) {
+        fprintf(file, " --%s %" PRId64, name, integer->value);
     }
 }
 
-static json_t *json_run(const struct kv_run *kv_run)
+static void add_load(FILE *file, const struct kv_settings *settings)
 {
-    const struct load_result *result = &kv_run->result;
-
-    return json_pack("{s:s, s:i, s:b, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f, "
-                     "s:{s:f, s:f, s:f, s:f, s:f}}",
-                     "policy", kv_run->policy, "round", (int)kv_run->round + 1, "has_host",
-                     (int)kv_run->has_host, "host_tokens", (json_int_t)result->num_host_tokens,
-                     "kv_wait_ns", (json_int_t)result->kv_wait_ns, "hit_rate", hit_rate(result),
-                     "prompt_tokens", (json_int_t)result->num_prompt_tokens, "queried_tokens",
-                     (json_int_t)result->num_queried_tokens, "cached_tokens",
-                     (json_int_t)result->num_cached_tokens, "output_tokens",
-                     (json_int_t)result->num_output_tokens, "completed",
-                     (json_int_t)result->num_completed, "preemptions",
-                     (json_int_t)result->num_preemptions, "duration_s",
-                     (double)result->duration_ns / 1e9, "ttft_ms", "mean", result->ttft.mean / 1e6,
-                     "p50", result->ttft.p50 / 1e6, "p90", result->ttft.p90 / 1e6, "p99",
-                     result->ttft.p99 / 1e6, "max", result->ttft.max / 1e6);
+    if (settings->trace != NULL) {
+        command_line_add_text(file, "trace", settings->trace);
+        command_line_add_text(file, "starts", settings->starts);
+        add_integer(file, "requests", &settings->num_requests);
+        fprintf(file, " --scale %.15g", settings->scale.value);
+        return;
+    }
+    fprintf(file, " --sessions %" PRId64 " --session-rate %.15g", settings->num_sessions.value,
+            settings->session_rate.value);
+    command_line_add_text(file, "turns", settings->turns);
+    fprintf(file, " --think %.15g --system-tokens %" PRId64, settings->think.value,
+            settings->system_tokens.value);
+    command_line_add_text(file, "turn-tokens", settings->turn_tokens);
+    command_line_add_text(file, "output-tokens", settings->output_tokens);
 }
 
-static int print_json(const struct kv_bench *bench)
+/* Of the load with its defaults, and what was chosen of the engine. */
+static int format_command_line(struct kv_bench *bench, const char *model)
 {
-    const struct load_plan *load = &bench->load;
-    json_t *runs = json_array();
-    bool is_good = true;
+    const struct kv_settings *settings = bench->settings;
+    size_t num_bytes;
+    FILE *file = open_memstream(&bench->command_line, &num_bytes);
 
-    for (int32_t i = 0; i < bench->num_runs && is_good; i++) {
-        is_good = json_array_append_new(runs, json_run(&bench->runs[i])) == 0;
-    }
-    json_t *path = json_string(bench->description.path);
-    json_t *root = json_pack(
-        "{s:o, s:{s:i, s:s, s:i, s:i, s:i, s:i}, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:b, s:o}",
-        "model", path != NULL ? path : json_null(), "engine", "num_threads",
-        (int)bench->plan.num_threads, "kernels", bench->plan.kernels, "context_size",
-        (int)bench->plan.context_size, "kv_num_blocks", (int)bench->plan.kv_num_blocks,
-        "kv_block_size", (int)bench->plan.kv_block_size, "max_running",
-        (int)bench->plan.max_running, "load", "requests", (json_int_t)load->count, "block_tokens",
-        (json_int_t)load->block_tokens, "different_tokens",
-        (json_int_t)load_plan_distinct_tokens(load), "concurrency", (json_int_t)load->concurrency,
-        "cut", (json_int_t)bench->num_cut, "seed", (json_int_t)load->seed, "interrupted",
-        (int)(signals_interrupt() != 0), "runs", runs);
-    char *text =
-        root != NULL && is_good ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(root);
-    if (text == NULL) {
+    if (file == NULL) {
         output_error("out of memory");
         return EXIT_CODE_FAILURE;
     }
-    output_printf("%s\n", text);
-    free(text);
+    fprintf(file, "imbrex bench kv%s%s", model != NULL ? " " : "", model != NULL ? model : "");
+    add_load(file, settings);
+    command_line_add_real(file, "speed", &settings->speed);
+    add_integer(file, "concurrency", &settings->concurrency);
+    fprintf(file, " --seed %" PRId64, settings->seed.value);
+    command_line_add_text(file, "policy", settings->policies);
+    add_integer(file, "rounds", &settings->rounds);
+    add_integer(file, "kv-tokens", &settings->kv_tokens);
+    add_integer(file, "max-running", &settings->max_running);
+    fputs(settings->tiers ? " --tiers" : "", file);
+    command_line_add_text(file, "kv-host", settings->engine.kv_host);
+    command_line_add_text(file, "kv-disk", settings->engine.kv_disk);
+    add_integer(file, "kv-prefetch", &settings->engine.kv_prefetch);
+    add_integer(file, "ctx-size", &settings->engine.ctx_size);
+    command_line_add_text(file, "device", settings->engine.device);
+    add_integer(file, "threads", &settings->engine.threads);
+    bool is_written = ferror(file) == 0;
+    if (fclose(file) != 0 || !is_written) {
+        output_error("out of memory");
+        return EXIT_CODE_FAILURE;
+    }
     return EXIT_CODE_OK;
+}
+
+static bool is_dash(const char *path)
+{
+    return path != NULL && strcmp(path, "-") == 0;
+}
+
+static int show_report(struct kv_bench *bench)
+{
+    const char *json = bench->settings->json;
+    char *text = NULL;
+    int exit_code = EXIT_CODE_OK;
+
+    if (!is_dash(json)) {
+        kv_bench_print(bench);
+    }
+    if (json != NULL) {
+        exit_code = kv_bench_format_json(bench, &text);
+    }
+    if (exit_code == EXIT_CODE_OK && bench->json_file != NULL) {
+        exit_code = report_write_text(json, bench->json_file, text);
+    } else if (exit_code == EXIT_CODE_OK && json != NULL) {
+        output_printf("%s\n", text);
+    }
+    free(text);
+    return exit_code;
 }
 
 static int measure(struct kv_bench *bench)
 {
-    size_t num_runs = 2 * (size_t)bench->num_policies * (size_t)bench->settings->rounds.value;
+    size_t num_runs = 3 * (size_t)bench->num_policies * (size_t)bench->settings->rounds.value;
 
     bench->runs = calloc(num_runs, sizeof(*bench->runs));
     if (bench->runs == NULL) {
@@ -578,17 +713,38 @@ static int measure(struct kv_bench *bench)
     signals_note_interrupts(true);
     signals_watch_interrupts();
     int exit_code = run_all(bench);
-    if (exit_code != EXIT_CODE_OK) {
-        return exit_code;
-    }
-    if (bench->settings->json) {
-        exit_code = print_json(bench);
-    } else {
-        print_report(bench);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = show_report(bench);
     }
     int signal_number = signals_interrupt();
     return exit_code == EXIT_CODE_OK && signal_number != 0 ? EXIT_CODE_SIGNAL + signal_number
                                                            : exit_code;
+}
+
+static int check_file_name(const char *option, const char *name)
+{
+    if (name != NULL && name[0] == '\0') {
+        output_error("bench kv: --%s: expected the name of a file or -, found \"\"", option);
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
+}
+
+static int open_files(struct kv_bench *bench)
+{
+    const struct kv_settings *settings = bench->settings;
+    int exit_code = check_file_name("json", settings->json);
+
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = check_file_name("write-trace", settings->write_trace);
+    }
+    if (exit_code == EXIT_CODE_OK && is_dash(settings->json) && is_dash(settings->write_trace)) {
+        output_error("bench kv: expected one of --json and --write-trace to be -, found both");
+        exit_code = EXIT_CODE_INPUT;
+    }
+    return exit_code == EXIT_CODE_OK && settings->json != NULL && !is_dash(settings->json)
+               ? report_open(settings->json, &bench->json_file)
+               : exit_code;
 }
 
 static int run(const void *settings, const char *model)
@@ -600,15 +756,29 @@ static int run(const void *settings, const char *model)
         exit_code = make_load(&bench);
     }
     if (exit_code == EXIT_CODE_OK) {
+        exit_code = open_files(&bench);
+    }
+    if (exit_code == EXIT_CODE_OK) {
         exit_code = open_model(&bench, model);
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = choose_options(&bench);
     }
     if (exit_code == EXIT_CODE_OK) {
+        exit_code = format_command_line(&bench, model);
+    }
+    if (exit_code == EXIT_CODE_OK && bench.settings->write_trace != NULL) {
+        exit_code = load_plan_write_blocks(&bench.load, bench.settings->write_trace,
+                                           bench.plan.kv_block_size);
+    }
+    if (exit_code == EXIT_CODE_OK) {
         exit_code = measure(&bench);
     }
+    if (bench.json_file != NULL) {
+        fclose(bench.json_file);
+    }
     free(bench.runs);
+    free(bench.command_line);
     signals_set_model(NULL);
     imbrex_model_close(bench.model);
     load_plan_release(&bench.load);
@@ -624,11 +794,12 @@ const struct command bench_kv = {
         "the other, and prints for each the share of prompt tokens that were found (hit rate), "
         "how many need not be computed, and the time to the first token (TTFT). The load is "
         "conversations with the same beginning, whose turns come back, or a trace of block ids. "
-        "imbrex kv-sim tells the hit rates of long traces without computing anything. MODEL is "
-        "a Hugging Face folder, a GGUF file or random:SHAPE; without it the built-in model is "
-        "used.",
+        "imbrex kv-sim tells the hit rates of long traces without computing anything, and of this "
+        "load if --write-trace gives it one. MODEL is a Hugging Face folder, a GGUF file or "
+        "random:SHAPE; without it the built-in model is used.",
     .examples = "  imbrex bench kv --sessions 32 --policy lru,lfu,predictive --rounds 2\n"
                 "  imbrex bench kv --system-tokens 128 --turns 4-8 --kv-tokens 1024\n"
+                "  imbrex bench kv random:qwen2.5-0.5b --tiers --write-trace load.jsonl\n"
                 "  imbrex bench kv --trace mooncake.jsonl --requests 500 --scale 0.03125\n",
     .options = {kv_options, sizeof(kv_options) / sizeof(kv_options[0])},
     .defaults = &kv_defaults,

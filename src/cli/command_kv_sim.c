@@ -10,9 +10,12 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/command_line.h"
 #include "cli/kv_report.h"
+#include "cli/kv_tier.h"
 #include "cli/output.h"
 #include "cli/report_header.h"
+#include "cli/scaled_number.h"
 #include "cli/signals.h"
 #include "imbrex_kv.h"
 
@@ -24,8 +27,9 @@
 #define MAX_QUEUE 1e6        /* requests */
 
 struct kv_sim_settings {
-    struct option_strings traces;
-    const char *starts, *policies, *capacities, *prefill_rates, *target_queues, *json, *html;
+    struct option_strings traces, tiers;
+    const char *token_bytes, *starts, *policies, *capacities, *prefill_rates, *target_queues, *json,
+        *html;
     struct option_integer block_size, num_slots, seed;
     struct option_real decode_ms, session_span_s, warm, hint_error, fetch_ratio;
     bool is_live, has_ablations, has_sensitivity, has_prefetch;
@@ -124,6 +128,22 @@ static const struct option_spec kv_sim_options[] = {
      .min = 1,
      .max = 1048576,
      .offset = offsetof(struct kv_sim_settings, block_size)},
+    {.long_name = "tier",
+     .argument = "NAME:SIZE:RATE[:LATENCY]",
+     .type = OPTION_TYPE_STRINGS,
+     .group = "Tiers",
+     .help = "replay each policy once more over a tier below the cache, such as "
+             "host:3M:400k:20us; given again, over that one below the first, and so on, up to 4; "
+             "SIZE in tokens, RATE of its link in tokens a second, or both in bytes (64GiB, "
+             "50GB/s) with --token-bytes; what does not come in time is computed again",
+     .offset = offsetof(struct kv_sim_settings, tiers)},
+    {.long_name = "token-bytes",
+     .argument = "N|MODEL",
+     .type = OPTION_TYPE_STRING,
+     .group = "Tiers",
+     .help = "bytes of keys and values of a token: a number, or a model whose layers and heads say "
+             "it for bf16, such as random:qwen2.5-7b; tables tell bytes then",
+     .offset = offsetof(struct kv_sim_settings, token_bytes)},
     {.long_name = "slots",
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
@@ -162,7 +182,7 @@ static const struct option_spec kv_sim_options[] = {
      .help =
          "replay each policy once more over a slower tier that keeps what the cache forgets and "
          "from which waiting and expected requests' blocks are fetched ahead; all other "
-         "figures are those of the cache alone",
+         "figures are those of the cache alone; with --tier: also fetch what the policy expects",
      .offset = offsetof(struct kv_sim_settings, has_prefetch)},
     {.long_name = "fetch-ratio",
      .argument = "R",
@@ -207,6 +227,8 @@ struct kv_sim_state {
     char *policy_text; /* what policy_names point into, but for lru */
     const char *policy_names[MAX_POLICY_NAMES];
     char *command_line;
+    struct kv_tier tiers[IMBREX_KV_SIM_MAX_TIERS];
+    struct imbrex_kv_sim_tier tier_options[IMBREX_KV_SIM_MAX_TIERS];
     struct kv_report report;
     struct report_file json, html;
     size_t load_idx;
@@ -229,60 +251,11 @@ struct number_kind {
     bool is_whole;
 };
 
-/* The length of a number in front: digits, one point, an exponent. */
-static size_t number_length(const char *text)
-{
-    size_t length = strspn(text, "0123456789.");
-
-    if (length > 0 && (text[length] == 'e' || text[length] == 'E')) {
-        size_t sign = length + 1 + (text[length + 1] == '+');
-        size_t num_exponent = strspn(text + sign, "0123456789");
-        return num_exponent > 0 ? sign + num_exponent : length;
-    }
-    return length;
-}
-
-/* [num_bytes] of text: a number, one of k, M, G. */
-static bool parse_scaled(const char *text, size_t num_bytes, double *value)
-{
-    char number[32], *end;
-    size_t num_digits = number_length(text);
-    double scale = 1;
-
-    if (num_digits + 1 == num_bytes) {
-        char suffix = text[num_digits];
-        scale = suffix == 'k' || suffix == 'K' ? 1e3
-                : suffix == 'M'                ? 1e6
-                : suffix == 'G'                ? 1e9
-                                               : 0;
-    }
-    if (num_digits == 0 || num_digits >= sizeof(number) || num_digits > num_bytes ||
-        num_digits + 1 < num_bytes || scale == 0) {
-        return false;
-    }
-    memcpy(number, text, num_digits);
-    number[num_digits] = '\0';
-    *value = strtod(number, &end) * scale;
-    return end == number + num_digits;
-}
-
-/* 3.1M is no exact double times a million, but as good as whole. */
-static bool round_whole(double *value)
-{
-    double whole = round(*value);
-
-    if (fabs(*value - whole) > 1e-9 * whole) {
-        return false;
-    }
-    *value = whole;
-    return true;
-}
-
 static int parse_number(const struct number_kind *kind, const char *item, size_t num_bytes,
                         const double *before, size_t num_before, double *value)
 {
-    if (!parse_scaled(item, num_bytes, value) || (kind->is_whole && !round_whole(value)) ||
-        *value <= 0 || *value > kind->max) {
+    if (!scaled_number_read(item, num_bytes, value) ||
+        (kind->is_whole && !scaled_number_round(value)) || *value <= 0 || *value > kind->max) {
         output_error("kv-sim: --%s: expected %s in (0, %g], found \"%.*s\"", kind->option,
                      kind->expected, kind->max, (int)num_bytes, item);
         return EXIT_CODE_INPUT;
@@ -532,6 +505,14 @@ static int check_settings(const struct kv_sim_settings *settings, const char *op
                      "defined, found --live");
         return EXIT_CODE_INPUT;
     }
+    if (settings->token_bytes != NULL && settings->tiers.count == 0) {
+        return report_needs("token-bytes", "--tier beside it, found none");
+    }
+    if (settings->fetch_ratio.given && settings->tiers.count > 0) {
+        output_error("kv-sim: --fetch-ratio: expected a tier that never fills, found --tier, which "
+                     "says the rate of its link");
+        return EXIT_CODE_INPUT;
+    }
     if (settings->fetch_ratio.given && !settings->has_prefetch) {
         return report_needs("fetch-ratio", "--prefetch beside it, found none");
     }
@@ -550,6 +531,32 @@ static int check_settings(const struct kv_sim_settings *settings, const char *op
         return report_needs("trace", "- once, found it again");
     }
     return EXIT_CODE_OK;
+}
+
+static int choose_tiers(struct kv_sim_state *state)
+{
+    const struct kv_sim_settings *settings = state->settings;
+    size_t count = settings->tiers.count;
+    double token_bytes = 0;
+
+    if (count > IMBREX_KV_SIM_MAX_TIERS) {
+        output_error("kv-sim: --tier: expected at most %d tiers, found %zu",
+                     IMBREX_KV_SIM_MAX_TIERS, count);
+        return EXIT_CODE_INPUT;
+    }
+    int exit_code = settings->token_bytes != NULL
+                        ? kv_tier_token_bytes(settings->token_bytes, &token_bytes)
+                        : EXIT_CODE_OK;
+    for (size_t i = 0; i < count && exit_code == EXIT_CODE_OK; i++) {
+        exit_code = kv_tier_parse(settings->tiers.values[i], token_bytes,
+                                  (int32_t)settings->block_size.value, state->tiers, i);
+        state->tier_options[i] = state->tiers[i].options;
+    }
+    state->options.tiers = count > 0 ? state->tier_options : NULL;
+    state->options.num_tiers = count;
+    state->report.tiers = state->tiers;
+    state->report.token_bytes = token_bytes;
+    return exit_code;
 }
 
 static int choose_options(struct kv_sim_state *state)
@@ -576,6 +583,9 @@ static int choose_options(struct kv_sim_state *state)
 
     int exit_code = choose_capacities(state);
     if (exit_code == EXIT_CODE_OK) {
+        exit_code = choose_tiers(state);
+    }
+    if (exit_code == EXIT_CODE_OK) {
         exit_code = choose_loads(state);
     }
     if (exit_code == EXIT_CODE_OK) {
@@ -594,43 +604,6 @@ static int choose_options(struct kv_sim_state *state)
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-/* A word as a shell takes it. */
-static void write_word(FILE *file, const char *word)
-{
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                "_./,:=+-";
-
-    fputc(' ', file);
-    if (word[0] != '\0' && word[strspn(word, plain)] == '\0') {
-        fputs(word, file);
-        return;
-    }
-    fputc('\'', file);
-    for (; *word != '\0'; word++) {
-        if (*word == '\'') {
-            fputs("'\\''", file);
-        } else {
-            fputc(*word, file);
-        }
-    }
-    fputc('\'', file);
-}
-
-static void write_text_option(FILE *file, const char *name, const char *value)
-{
-    if (value != NULL) {
-        fprintf(file, " --%s", name);
-        write_word(file, value);
-    }
-}
-
-static void write_real_option(FILE *file, const char *name, const struct option_real *real)
-{
-    if (real->given) {
-        fprintf(file, " --%s %.15g", name, real->value);
-    }
-}
-
 /* All that the figures depend on is written out, defaults that may change with a version too. */
 static int format_command_line(struct kv_sim_state *state)
 {
@@ -643,25 +616,30 @@ static int format_command_line(struct kv_sim_state *state)
     }
     fputs("imbrex kv-sim", file);
     for (size_t i = 0; i < settings->traces.count; i++) {
-        write_text_option(file, "trace", settings->traces.values[i]);
+        command_line_add_text(file, "trace", settings->traces.values[i]);
     }
-    write_text_option(file, "starts", settings->starts);
-    write_text_option(file, "policy", settings->policies);
-    write_text_option(file, "capacity", settings->capacities);
+    command_line_add_text(file, "starts", settings->starts);
+    command_line_add_text(file, "policy", settings->policies);
+    command_line_add_text(file, "capacity", settings->capacities);
     fprintf(file, " --block %" PRId64 " --slots %" PRId64, settings->block_size.value,
             settings->num_slots.value);
-    write_text_option(file, "prefill-rate", settings->prefill_rates);
+    command_line_add_text(file, "prefill-rate", settings->prefill_rates);
     if (settings->prefill_rates == NULL) {
-        write_text_option(file, "target-queue",
-                          settings->target_queues != NULL ? settings->target_queues : "0.3");
+        command_line_add_text(file, "target-queue",
+                              settings->target_queues != NULL ? settings->target_queues : "0.3");
     }
-    write_real_option(file, "decode-ms", &settings->decode_ms);
-    write_real_option(file, "session-span", &settings->session_span_s);
+    command_line_add_real(file, "decode-ms", &settings->decode_ms);
+    command_line_add_real(file, "session-span", &settings->session_span_s);
     fprintf(file, " --warm %.15g --seed %" PRId64, settings->warm.value, settings->seed.value);
-    write_real_option(file, "hint-error", &settings->hint_error);
+    command_line_add_real(file, "hint-error", &settings->hint_error);
     fputs(settings->is_live ? " --live" : "", file);
-    if (settings->has_prefetch) {
-        fprintf(file, " --prefetch --fetch-ratio %.15g", settings->fetch_ratio.value);
+    for (size_t i = 0; i < settings->tiers.count; i++) {
+        command_line_add_text(file, "tier", settings->tiers.values[i]);
+    }
+    command_line_add_text(file, "token-bytes", settings->token_bytes);
+    fputs(settings->has_prefetch ? " --prefetch" : "", file);
+    if (settings->has_prefetch && settings->tiers.count == 0) {
+        fprintf(file, " --fetch-ratio %.15g", settings->fetch_ratio.value);
     }
     fputs(settings->has_ablations ? " --ablations" : "", file);
     fputs(settings->has_sensitivity ? " --sensitivity" : "", file);
@@ -901,7 +879,10 @@ const struct command command_kv_sim = {
     .examples = "  imbrex kv-sim --trace chat.jsonl.zst --capacity 1M,3.1M,6.1M --html chat.html\n"
                 "  imbrex kv-sim --trace agents.jsonl --starts starts.txt --capacity 2.6M \\\n"
                 "    --target-queue 0.3,20 --policy queue,predictive --ablations\n"
-                "  imbrex kv-sim --trace agents.jsonl --capacity 2.6M --prefill-rate 190k --live\n",
+                "  imbrex kv-sim --trace agents.jsonl --capacity 2.6M --prefill-rate 190k --live\n"
+                "  imbrex kv-sim --trace chat.jsonl --capacity 1M --prefill-rate 40k --live \\\n"
+                "    --tier host:64GiB:50GB/s:20us --tier disk:1TiB:6GB/s:100us \\\n"
+                "    --token-bytes random:qwen2.5-7b --prefetch\n",
     .options = {kv_sim_options, sizeof(kv_sim_options) / sizeof(kv_sim_options[0])},
     .defaults = &kv_sim_defaults,
     .settings_bytes = sizeof(kv_sim_defaults),

@@ -11,6 +11,7 @@
 #include "cli/html_writer.h"
 #include "cli/kv_chart.h"
 #include "cli/kv_report.h"
+#include "cli/kv_stacks.h"
 #include "cli/machine.h"
 #include "cli/output.h"
 
@@ -98,23 +99,33 @@ static void close_table(const struct page *page, bool has_summary)
 
 typedef void cell_fn(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 
+static void open_row(const struct page *page, const char *name)
+{
+    html_markup(page->file, "<tr><th scope=\"row\">");
+    html_text(page->file, name);
+    html_markup(page->file, "</th>");
+}
+
+static void write_cell(const struct page *page, const struct kv_cell *cell)
+{
+    html_markup(page->file, "<td>");
+    html_text(page->file, cell->main);
+    if (cell->aside[0] != '\0') {
+        html_markup(page->file, "<span class=\"soft\">");
+        html_text(page->file, cell->aside);
+        html_markup(page->file, "</span>");
+    }
+    html_markup(page->file, "</td>");
+}
+
 static void write_row(const struct page *page, const char *name, size_t policy_idx, cell_fn *format)
 {
     struct kv_cell cell;
 
-    html_markup(page->file, "<tr><th scope=\"row\">");
-    html_text(page->file, name);
-    html_markup(page->file, "</th>");
+    open_row(page, name);
     for (size_t i = 0; i < page->table.num_capacities; i++) {
         format(kv_table_row(&page->table, i, policy_idx), &cell);
-        html_markup(page->file, "<td>");
-        html_text(page->file, cell.main);
-        if (cell.aside[0] != '\0') {
-            html_markup(page->file, "<span class=\"soft\">");
-            html_text(page->file, cell.aside);
-            html_markup(page->file, "</span>");
-        }
-        html_markup(page->file, "</td>");
+        write_cell(page, &cell);
     }
     html_markup(page->file, "</tr>\n");
 }
@@ -505,6 +516,32 @@ static void write_prefetch(struct page *page)
                          kv_cell_late);
 }
 
+/* Of the policies that were replayed over tiers. */
+static void write_stacks(const struct page *page)
+{
+    struct kv_stack_table stack_table;
+    struct kv_cell cell;
+
+    html_markup(page->file, "<h3>Tiers</h3>\n<p>Each policy was replayed once more over the first "
+                            "tier below the cache, over the first two, and so on; all charts are "
+                            "of the cache alone.</p>\n");
+    for (size_t i = 0; kv_stack_table(page->report, i, &stack_table); i++) {
+        open_table(page, stack_table.title, stack_table.title);
+        for (size_t j = 0; j < page->table.num_policies; j++) {
+            if (!kv_stack_was_replayed(&stack_table, row_of(page, 0, j))) {
+                continue;
+            }
+            open_row(page, kv_table_policy(&page->table, j));
+            for (size_t k = 0; k < page->table.num_capacities; k++) {
+                kv_cell_stack(&stack_table, row_of(page, k, j), &cell);
+                write_cell(page, &cell);
+            }
+            html_markup(page->file, "</tr>\n");
+        }
+        close_table(page, true);
+    }
+}
+
 static void write_cost(const struct page *page)
 {
     open_table(page, "The load, for each capacity", "By capacity in tokens");
@@ -608,7 +645,11 @@ static bool write_section(struct page *page, size_t load_idx, size_t trace_idx)
         write_closure(page);
         write_ttft(page);
         write_queue(page);
-        write_prefetch(page);
+        if (page->report->options->num_tiers > 0) {
+            write_stacks(page);
+        } else {
+            write_prefetch(page);
+        }
         write_cost(page);
         html_markup(page->file, "</section>\n");
     }

@@ -11,6 +11,7 @@
 #include <jansson.h>
 
 #include "cli/command.h"
+#include "cli/kv_stacks.h"
 #include "cli/machine.h"
 #include "cli/output.h"
 
@@ -39,6 +40,13 @@ const struct kv_term kv_terms[] = {
                  "again although the tier had them, for a request that had waited; unforeseen: for "
                  "one that had not; recall is used / (used + late + unforeseen). Cancelled: taken "
                  "back before they began"},
+    {"tiers",
+     "the replay over the first tier below the cache, and over more of them. What the cache "
+     "forgets is copied down, and from tier to tier; what waiting requests need comes up "
+     "ahead, with --prefetch also what the policy expects; a request is held until what is "
+     "below has come, but no longer than computing it would take. Kept: found in the cache "
+     "where it was computed. Up and down: over the tier's link. Lost: gone before it was copied on "
+     "to the next tier"},
     {NULL, NULL},
 };
 
@@ -194,7 +202,7 @@ void kv_cell_prefetch_ttft(const struct imbrex_kv_sim_row *row, struct kv_cell *
     snprintf(cell->aside, sizeof(cell->aside), "/ %s", kv_format_number(number, ttft->p99));
 }
 
-static void format_counts(int64_t count, int64_t beside, struct kv_cell *cell)
+void kv_cell_counts(int64_t count, int64_t beside, struct kv_cell *cell)
 {
     char number[KV_NUMBER_BYTES];
 
@@ -204,17 +212,17 @@ static void format_counts(int64_t count, int64_t beside, struct kv_cell *cell)
 
 void kv_cell_planned(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
 {
-    format_counts(row->prefetch.num_planned, row->prefetch.num_used, cell);
+    kv_cell_counts(row->prefetch.num_planned, row->prefetch.num_used, cell);
 }
 
 void kv_cell_wasted(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
 {
-    format_counts(row->prefetch.num_wasted, row->prefetch.num_cancelled, cell);
+    kv_cell_counts(row->prefetch.num_wasted, row->prefetch.num_cancelled, cell);
 }
 
 void kv_cell_late(const struct imbrex_kv_sim_row *row, struct kv_cell *cell)
 {
-    format_counts(row->prefetch.num_late, row->prefetch.num_unforeseen, cell);
+    kv_cell_counts(row->prefetch.num_late, row->prefetch.num_unforeseen, cell);
 }
 
 /* ---- text ------------------------------------------------------------------------------------ */
@@ -253,6 +261,14 @@ void kv_report_print_head(const struct kv_report *report)
         output_printf(", hints wrong in %g %%", 100 * options->hint_error);
     }
     output_printf("\n");
+    for (size_t i = 0; i < options->num_tiers; i++) {
+        const struct imbrex_kv_sim_tier *tier = &options->tiers[i];
+        char number[KV_NUMBER_BYTES];
+        print_label(i == 0 ? "tiers" : "");
+        output_printf("%s: %s tokens, %.4g tokens/s, %g us\n", report->tiers[i].name,
+                      kv_format_tokens(number, tier->capacity_tokens), tier->tokens_per_s,
+                      1e6 * tier->latency_s);
+    }
 }
 
 static void print_trace(const struct imbrex_kv_sim_trace *trace)
@@ -310,6 +326,18 @@ static void print_capacities(const struct kv_table *table, const char *title)
 
 typedef void cell_fn(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 
+/* Spaces are owed until something follows them. */
+static void print_cell(const struct kv_cell *cell, int *num_owed)
+{
+    output_printf("%*s %*s", *num_owed, "", MAIN_COLUMNS, cell->main);
+    *num_owed = ASIDE_COLUMNS + 1;
+    if (cell->aside[0] != '\0') {
+        output_printf(" %s", cell->aside);
+        *num_owed -= 1 + (int)strlen(cell->aside);
+    }
+    *num_owed = *num_owed > 0 ? *num_owed : 0;
+}
+
 /* A row of figures, without spaces at its end. */
 static void print_row(const struct kv_table *table, const char *label, size_t policy_idx,
                       cell_fn *format)
@@ -320,13 +348,7 @@ static void print_row(const struct kv_table *table, const char *label, size_t po
     output_printf("%-*s", label_columns(table), label);
     for (size_t i = 0; i < table->num_capacities; i++) {
         format(kv_table_row(table, i, policy_idx), &cell);
-        output_printf("%*s %*s", num_owed, "", MAIN_COLUMNS, cell.main);
-        num_owed = ASIDE_COLUMNS + 1;
-        if (cell.aside[0] != '\0') {
-            output_printf(" %s", cell.aside);
-            num_owed -= 1 + (int)strlen(cell.aside);
-        }
-        num_owed = num_owed > 0 ? num_owed : 0;
+        print_cell(&cell, &num_owed);
     }
     output_printf("\n");
 }
@@ -383,6 +405,28 @@ static void print_prefetch(const struct kv_table *table)
     }
 }
 
+static void print_stacks(const struct kv_report *report, const struct kv_table *table)
+{
+    struct kv_stack_table stack_table;
+    struct kv_cell cell;
+
+    for (size_t i = 0; kv_stack_table(report, i, &stack_table); i++) {
+        print_capacities(table, stack_table.title);
+        for (size_t j = 0; j < table->num_policies; j++) {
+            int num_owed = 0;
+            if (!kv_stack_was_replayed(&stack_table, kv_table_row(table, 0, j))) {
+                continue;
+            }
+            output_printf("%-*s", label_columns(table), kv_table_policy(table, j));
+            for (size_t k = 0; k < table->num_capacities; k++) {
+                kv_cell_stack(&stack_table, kv_table_row(table, k, j), &cell);
+                print_cell(&cell, &num_owed);
+            }
+            output_printf("\n");
+        }
+    }
+}
+
 void kv_report_print_load(const struct kv_report *report, size_t load_idx)
 {
     struct kv_table table;
@@ -407,6 +451,7 @@ void kv_report_print_load(const struct kv_report *report, size_t load_idx)
         print_row(&table, "prefill tokens/s", 0, format_prefill_rate);
         print_missed_loads(&table);
         print_prefetch(&table);
+        print_stacks(report, &table);
     }
 }
 
@@ -519,24 +564,43 @@ static json_t *json_texts(const char *const *texts, size_t count)
     return list;
 }
 
-static json_t *json_options(const struct imbrex_kv_sim_options *options)
+static json_t *json_tiers(const struct kv_report *report)
 {
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < report->options->num_tiers && list != NULL; i++) {
+        const struct imbrex_kv_sim_tier *tier = &report->options->tiers[i];
+        list = append(list,
+                      json_pack("{s:s, s:I, s:f, s:f}", "name", report->tiers[i].name,
+                                "capacity_tokens", (json_int_t)tier->capacity_tokens,
+                                "tokens_per_s", tier->tokens_per_s, "latency_s", tier->latency_s));
+    }
+    return list;
+}
+
+static json_t *json_options(const struct kv_report *report)
+{
+    const struct imbrex_kv_sim_options *options = report->options;
     json_t *capacities = json_array();
 
     for (size_t i = 0; i < options->num_capacities && capacities != NULL; i++) {
         capacities = append(capacities, json_integer(options->capacities[i]));
     }
-    return json_pack("{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b, s:b, s:o}",
-                     "traces", json_texts(options->traces, options->num_traces), "starts",
-                     json_text(options->starts), "session_span_s", options->session_span_s,
-                     "capacities", capacities, "block_size", (int)options->block_size, "num_slots",
-                     (int)options->num_slots, "decode_s_per_token",
-                     json_given(options->decode_s_per_token, options->decode_s_per_token > 0),
-                     "seed", json_integer((json_int_t)options->seed), "warm", options->warm,
-                     "timeline", options->is_live ? "live" : "frozen", "hint_error",
-                     json_given(options->hint_error, options->hint_error >= 0), "ablations",
-                     (int)options->has_ablations, "sensitivity", (int)options->has_sensitivity,
-                     "fetch_ratio", json_given(options->fetch_ratio, options->has_prefetch));
+    return json_pack(
+        "{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b, s:b, s:o, s:b, s:o, "
+        "s:o}",
+        "traces", json_texts(options->traces, options->num_traces), "starts",
+        json_text(options->starts), "session_span_s", options->session_span_s, "capacities",
+        capacities, "block_size", (int)options->block_size, "num_slots", (int)options->num_slots,
+        "decode_s_per_token",
+        json_given(options->decode_s_per_token, options->decode_s_per_token > 0), "seed",
+        json_integer((json_int_t)options->seed), "warm", options->warm, "timeline",
+        options->is_live ? "live" : "frozen", "hint_error",
+        json_given(options->hint_error, options->hint_error >= 0), "ablations",
+        (int)options->has_ablations, "sensitivity", (int)options->has_sensitivity, "fetch_ratio",
+        json_given(options->fetch_ratio, options->has_prefetch && options->num_tiers == 0),
+        "prefetch", (int)options->has_prefetch, "tiers", json_tiers(report), "token_bytes",
+        json_given(report->token_bytes, report->token_bytes > 0));
 }
 
 static json_t *json_bad_lines(const struct imbrex_kv_sim_trace *trace)
@@ -581,27 +645,61 @@ static json_t *json_prefetch(const struct imbrex_kv_sim_prefetch *prefetch)
         "ttft_s", json_spread(&prefetch->ttft));
 }
 
-static json_t *json_row(const struct imbrex_kv_sim_row *row)
+/* [count] numbers. */
+static json_t *json_counts(const int64_t *counts, size_t count)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < count && list != NULL; i++) {
+        list = append(list, json_integer(counts[i]));
+    }
+    return list;
+}
+
+/* Over the first num_tiers. */
+static json_t *json_stack(const struct imbrex_kv_sim_stack *stack, size_t num_tiers)
 {
     return json_pack(
-        "{s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:o}", "capacity_tokens",
+        "{s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "num_kept", (json_int_t)stack->num_kept,
+        "num_from", json_counts(stack->num_from, num_tiers), "num_computed",
+        (json_int_t)stack->num_computed, "num_up", json_counts(stack->num_up, num_tiers),
+        "num_down", json_counts(stack->num_down, num_tiers), "num_lost",
+        json_counts(stack->num_lost, num_tiers), "held_s", json_number(stack->held_s), "prefetch",
+        json_prefetch(&stack->prefetch));
+}
+
+static json_t *json_stacks(const struct imbrex_kv_sim_row *row, size_t num_tiers)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < num_tiers && row->stacks[i].prefetch.was_replayed && list != NULL; i++) {
+        list = append(list, json_stack(&row->stacks[i], i + 1));
+    }
+    return list;
+}
+
+static json_t *json_row(const struct imbrex_kv_sim_row *row, size_t num_tiers)
+{
+    return json_pack(
+        "{s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:o, s:o}", "capacity_tokens",
         (json_int_t)row->capacity_tokens, "policy", row->policy, "hit_rate",
         json_number(row->hit_rate), "closure", json_number(kv_row_closure(row)),
         "prefill_tokens_per_s", json_number(row->prefill_tokens_per_s), "mean_queue",
         json_number(row->mean_queue), "ttft_s", json_spread(&row->ttft), "num_requests",
         (json_int_t)row->num_requests, "num_blocks", (json_int_t)row->num_blocks, "num_evicted",
         (json_int_t)row->num_evicted, "accesses_per_s", json_number(row->accesses_per_s),
-        "state_bytes", (json_int_t)row->state_bytes, "prefetch", json_prefetch(&row->prefetch));
+        "state_bytes", (json_int_t)row->state_bytes, "prefetch", json_prefetch(&row->prefetch),
+        "stacks", json_stacks(row, num_tiers));
 }
 
-static json_t *json_table(const struct kv_table *table)
+static json_t *json_table(const struct kv_table *table, size_t num_tiers)
 {
     const struct kv_load *load = table->load;
     bool has_rate = load->prefill_tokens_per_s > 0;
     json_t *rows = json_array();
 
     for (size_t i = 0; i < table->num_capacities * table->num_policies && rows != NULL; i++) {
-        rows = append(rows, json_row(&table->rows[i]));
+        rows = append(rows, json_row(&table->rows[i], num_tiers));
     }
     return json_pack("{s:o, s:o, s:o, s:o}", "prefill_tokens_per_s",
                      json_given(load->prefill_tokens_per_s, has_rate), "target_queue",
@@ -616,14 +714,13 @@ int kv_report_format_json(const struct kv_report *report, char **text)
 
     for (size_t i = 0; i < report->num_loads; i++) {
         for (size_t j = 0; tables != NULL && kv_report_table(report, i, j, &table); j++) {
-            tables = append(tables, json_table(&table));
+            tables = append(tables, json_table(&table, report->options->num_tiers));
         }
     }
     /* json_pack fails only for want of memory: what it packs is made above. */
-    json_t *root =
-        json_pack("{s:o, s:o, s:o, s:b, s:o}", "machine", json_machine(), "command_line",
-                  json_text(report->command_line), "options", json_options(report->options),
-                  "interrupted", (int)report->was_interrupted, "tables", tables);
+    json_t *root = json_pack("{s:o, s:o, s:o, s:b, s:o}", "machine", json_machine(), "command_line",
+                             json_text(report->command_line), "options", json_options(report),
+                             "interrupted", (int)report->was_interrupted, "tables", tables);
 
     *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(root);

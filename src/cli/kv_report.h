@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "cli/kv_tier.h"
 #include "imbrex_kv.h"
 
 /* How hard the traces were replayed. One of the two is given. */
@@ -20,7 +21,9 @@ struct kv_report {
     const struct imbrex_kv_sim_options *options; /* what all loads have in common */
     const struct kv_load *loads;                 /* [num_loads] */
     size_t num_loads;
-    const char *command_line; /* that gives the same figures again */
+    const struct kv_tier *tiers; /* [options->num_tiers] */
+    double token_bytes;          /* of keys and values; 0: tables tell tokens */
+    const char *command_line;    /* that gives the same figures again */
     bool was_interrupted;
 };
 
@@ -64,6 +67,8 @@ void kv_cell_prefetch_ttft(const struct imbrex_kv_sim_row *row, struct kv_cell *
 void kv_cell_planned(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 void kv_cell_wasted(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
 void kv_cell_late(const struct imbrex_kv_sim_row *row, struct kv_cell *cell);
+/* "1.2M / 3k" */
+void kv_cell_counts(int64_t count, int64_t beside, struct kv_cell *cell);
 
 #define KV_NUMBER_BYTES 32
 /* "3.1M", "512"; returns `text`. */

@@ -94,6 +94,9 @@ struct load_block_source {
 /* Takes block ids, lengths and times from a Mooncake or WEKA trace (see load_blocks.c). */
 int load_plan_read_blocks(struct load_plan *plan, const struct load_block_source *source,
                           uint64_t seed);
+/* The load as a trace whose blocks have block_size tokens (see load_blocks_write.c). Prompts are
+ * made of blocks. path "-": standard output. */
+int load_plan_write_blocks(const struct load_plan *plan, const char *path, int32_t block_size);
 /* Seconds between the begins of a session and the next one. */
 double load_plan_draw_gap(uint64_t seed, size_t session_idx, double session_rate);
 /* By arrival. */

@@ -124,7 +124,7 @@ static void count_users(struct sim_store *store, int32_t request_idx, int32_t ch
 }
 
 static enum imbrex_status cache_admit(struct sim_store *store, int32_t request_idx, int64_t now_ns,
-                                      int32_t *num_hits, struct imbrex_error *err)
+                                      struct sim_found *found, struct imbrex_error *err)
 {
     struct sim_cache *cache = (struct sim_cache *)store;
     struct kv_request *request = &cache->live[request_idx]->request;
@@ -133,9 +133,10 @@ static enum imbrex_status cache_admit(struct sim_store *store, int32_t request_i
         sim_tier_advance(cache->tier, now_ns);
     }
     kv_cache_admit(cache->cache, request, request->num_keys, false, now_ns);
-    *num_hits = request->num_blocks;
+    *found = (struct sim_found){.num_hits = request->num_blocks};
     if (cache->tier != NULL) {
-        sim_tier_admit(cache->tier, request_idx, *num_hits, request->num_keys, now_ns);
+        sim_tier_admit(cache->tier, request_idx, found->num_hits, request->num_keys, now_ns);
+        found->num_hits += sim_tier_num_loaded(cache->tier);
     }
     kv_cache_make_room(cache->cache, request->num_keys - request->num_blocks, now_ns);
     while (request->num_blocks < request->num_keys) {
@@ -153,7 +154,7 @@ static enum imbrex_status cache_admit(struct sim_store *store, int32_t request_i
         }
     }
     if (cache->tier != NULL) {
-        sim_tier_computed(cache->tier, request_idx, request->num_keys);
+        found->wait_ns = sim_tier_computed(cache->tier, request_idx, request->num_keys, now_ns);
     }
     count_users(store, request_idx, 1);
     return IMBREX_STATUS_OK;
@@ -300,5 +301,6 @@ bool sim_cache_read_tier(const struct sim_store *store, struct sim_tier_metrics 
 
 bool sim_cache_check(const struct sim_store *store)
 {
-    return kv_cache_check(((const struct sim_cache *)store)->cache);
+    const struct sim_cache *cache = (const struct sim_cache *)store;
+    return kv_cache_check(cache->cache) && (cache->tier == NULL || sim_tier_check(cache->tier));
 }

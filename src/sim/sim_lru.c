@@ -20,7 +20,7 @@ static void unlink_block(struct sim_lru *lru, int32_t node)
 }
 
 static enum imbrex_status lru_admit(struct sim_store *store, int32_t request_idx, int64_t now_ns,
-                                    int32_t *num_hits, struct imbrex_error *err)
+                                    struct sim_found *found, struct imbrex_error *err)
 {
     struct sim_lru *lru = (struct sim_lru *)store;
     const int32_t *path = sim_trace_path(store->trace, request_idx);
@@ -35,7 +35,7 @@ static enum imbrex_status lru_admit(struct sim_store *store, int32_t request_idx
             store->num_used++;
         }
     }
-    *num_hits = i;
+    *found = (struct sim_found){.num_hits = i};
     for (; i < num_blocks; i++) {
         if (lru->num_resident == store->capacity) {
             int32_t victim = lru->next[ends];

@@ -80,7 +80,7 @@ static void remove_idle(struct sim_min *min, int32_t node)
 }
 
 static enum imbrex_status min_admit(struct sim_store *store, int32_t request_idx, int64_t now_ns,
-                                    int32_t *num_hits, struct imbrex_error *err)
+                                    struct sim_found *found, struct imbrex_error *err)
 {
     struct sim_min *min = (struct sim_min *)store;
     const struct sim_trace *trace = store->trace;
@@ -99,7 +99,7 @@ static enum imbrex_status min_admit(struct sim_store *store, int32_t request_idx
         store->users[path[i]]++;
         min->node_next[path[i]] = next_uses[i];
     }
-    *num_hits = i;
+    *found = (struct sim_found){.num_hits = i};
     for (; i < num_blocks; i++) {
         if (min->num_resident == store->capacity) {
             int32_t victim = min->heap[0].node;

@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "imbrex_kv.h"
 #include "sim/sim_cache.h"
+#include "sim/sim_options.h"
 #include "sim/sim_service.h"
 
 #define MAX_ABLATIONS 6
@@ -100,90 +101,7 @@ static bool go_on(void *user, double done)
     return report(run, run->progress.step, run->progress.policy, done);
 }
 
-/* ---- options -------------------------------------------------------------------------------- */
-
-static enum imbrex_status refuse(struct imbrex_error *err, const char *option, const char *expected,
-                                 double found)
-{
-    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected %s, found %g", option,
-                     expected, found);
-}
-
-static enum imbrex_status refuse_null(struct imbrex_error *err, const char *option,
-                                      const char *expected)
-{
-    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected %s, found NULL", option,
-                     expected);
-}
-
-/* [count] names, none of them NULL. */
-static enum imbrex_status check_texts(const char *option, const char *const *texts, size_t count,
-                                      struct imbrex_error *err)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (texts == NULL || texts[i] == NULL) {
-            return refuse_null(err, option, "texts");
-        }
-    }
-    return IMBREX_STATUS_OK;
-}
-
-static enum imbrex_status check_options(const struct imbrex_kv_sim_options *options,
-                                        struct imbrex_error *err)
-{
-    if (options == NULL) {
-        return refuse_null(err, "options", "a struct");
-    }
-    TRY(check_texts("traces", options->traces, options->num_traces, err));
-    if (options->policies != NULL) {
-        TRY(check_texts("policies", options->policies, options->num_policies, err));
-    }
-    if (options->capacities == NULL && options->num_capacities > 0) {
-        return refuse_null(err, "capacities", "numbers");
-    }
-    if (options->num_traces < 1) {
-        return refuse(err, "traces", "one or more", 0);
-    }
-    if (options->num_capacities < 1) {
-        return refuse(err, "capacities", "one or more", 0);
-    }
-    if (options->block_size < 1) {
-        return refuse(err, "block_size", "1 or more", options->block_size);
-    }
-    for (size_t i = 0; i < options->num_capacities; i++) {
-        if (options->capacities[i] < options->block_size) {
-            return refuse(err, "capacity", "at least a block of tokens",
-                          (double)options->capacities[i]);
-        }
-    }
-    if (options->num_slots < 1) {
-        return refuse(err, "num_slots", "1 or more", options->num_slots);
-    }
-    /* Turned round so that NaN is refused too. */
-    if (!(options->prefill_tokens_per_s >= 0 && options->prefill_tokens_per_s <= 1e15)) {
-        return refuse(err, "prefill_tokens_per_s", "0 to 1e15", options->prefill_tokens_per_s);
-    }
-    if (options->prefill_tokens_per_s == 0 &&
-        !(options->target_queue > 0 && options->target_queue <= 1e6)) {
-        return refuse(err, "target_queue", "more than 0, at most 1e6", options->target_queue);
-    }
-    if (!(options->decode_s_per_token >= 0 && options->decode_s_per_token <= 1e3)) {
-        return refuse(err, "decode_s_per_token", "0 to 1000", options->decode_s_per_token);
-    }
-    if (!(options->session_span_s >= 0 && options->session_span_s <= 1e9)) {
-        return refuse(err, "session_span_s", "0 to 1e9", options->session_span_s);
-    }
-    if (!(options->warm >= 0 && options->warm < 1)) {
-        return refuse(err, "warm", "0 or more, less than 1", options->warm);
-    }
-    if (options->has_prefetch && !(options->fetch_ratio > 0 && options->fetch_ratio <= 1e6)) {
-        return refuse(err, "fetch_ratio", "more than 0, at most 1e6", options->fetch_ratio);
-    }
-    if (!(options->hint_error <= 1)) {
-        return refuse(err, "hint_error", "at most 1", options->hint_error);
-    }
-    return IMBREX_STATUS_OK;
-}
+/* ---- rows ---------------------------------------------------------------------------------- */
 
 static enum imbrex_status find_policy(const char *name, const char **found,
                                       struct imbrex_error *err)
@@ -286,6 +204,12 @@ static bool add_product(size_t *sum, size_t count, size_t element_bytes)
     return size_mul(count, element_bytes, &product) && size_add(*sum, product, sum);
 }
 
+/* Replays of a policy beside that of the cache alone. */
+static size_t num_below(const struct imbrex_kv_sim_options *options)
+{
+    return options->num_tiers > 0 ? options->num_tiers : options->has_prefetch;
+}
+
 /* result, traces, rows, names: one after the other in one allocation. */
 static enum imbrex_status make_result(struct sim_run *run, struct imbrex_error *err)
 {
@@ -317,7 +241,7 @@ static enum imbrex_status make_result(struct sim_run *run, struct imbrex_error *
         run->names += strlen(name) + 1;
     }
     double replays_a_capacity =
-        (double)(run->rows_a_capacity + (options->has_prefetch ? run->num_plans : 0));
+        (double)(run->rows_a_capacity + num_below(options) * run->num_plans);
     run->num_steps = (double)options->num_traces *
                      (1 + (double)options->num_capacities * (replays_a_capacity + 1));
     return IMBREX_STATUS_OK;
@@ -462,46 +386,122 @@ static double share_of(int64_t part, int64_t rest)
     return part + rest > 0 ? (double)part / (double)(part + rest) : (double)NAN;
 }
 
-/* The policy again, over a slower tier. */
+/* At least 1, far from overflow. */
+static int64_t block_ns_at(const struct sim_run *run, double tokens_per_s)
+{
+    double block_s = run->trace.block_size / tokens_per_s;
+    return block_s < 1e8 ? (int64_t)(block_s * 1e9) + 1 : INT64_C(100000000000000000);
+}
+
+/* The policy again, over slower tiers. */
+static enum imbrex_status run_over_tiers(struct sim_run *run, const struct row_plan *plan,
+                                         int64_t capacity_tokens, const struct sim_service *service,
+                                         const struct sim_timeline *timeline,
+                                         const struct sim_tier_options *tier,
+                                         struct sim_tier_metrics *metrics, int64_t *num_computed,
+                                         struct imbrex_kv_sim_prefetch *prefetch,
+                                         struct imbrex_error *err)
+{
+    struct sim_outcome outcome = {.num_scored = 0};
+    struct sim_store *store = NULL;
+    enum imbrex_status status;
+
+    TRY(report_step(run, tier->waits ? "tiers" : "prefetching", plan->name, err));
+    TRY_OR_FAIL(create_store(run, plan, capacity_blocks(run, capacity_tokens), timeline, tier,
+                             &store, err));
+    TRY_OR_FAIL(run_store(run, store, service, timeline, &outcome, err));
+    (void)sim_cache_read_tier(store, metrics);
+    *prefetch = (struct imbrex_kv_sim_prefetch){
+        .was_replayed = true,
+        .num_planned = metrics->num_planned,
+        .num_used = metrics->num_used,
+        .num_wasted = metrics->num_wasted,
+        .num_cancelled = metrics->num_cancelled,
+        .num_late = metrics->num_late,
+        .num_unforeseen = metrics->num_unforeseen,
+        .precision = share_of(metrics->num_used, metrics->num_wasted),
+        .recall = share_of(metrics->num_used, metrics->num_late + metrics->num_unforeseen),
+        .hit_rate = hit_rate_of(&outcome),
+        .ttft = spread_of(outcome.ttft_s, outcome.num_scored),
+    };
+    *num_computed = outcome.num_tokens - outcome.num_hit_tokens;
+    run->num_done += 1;
+fail:
+    sim_outcome_free(&outcome);
+    sim_store_destroy(store);
+    return status;
+}
+
+/* One tier that never fills, from which only planned moves bring anything. */
 static enum imbrex_status run_prefetch(struct sim_run *run, const struct row_plan *plan,
                                        int64_t capacity_tokens, const struct sim_service *service,
                                        const struct sim_timeline *timeline,
                                        struct imbrex_kv_sim_prefetch *prefetch,
                                        struct imbrex_error *err)
 {
-    double block_s =
-        run->trace.block_size / (run->options->fetch_ratio * service->prefill_tokens_per_s);
+    double tokens_per_s = run->options->fetch_ratio * service->prefill_tokens_per_s;
     struct sim_tier_options tier = {
-        .block_ns = block_s < 1e9 ? (int64_t)(block_s * 1e9) + 1 : INT64_C(1000000000000000000),
-        .first_scored = sim_service_first_scored(service, run->trace.num_requests)};
-    struct sim_outcome outcome = {.num_scored = 0};
-    struct sim_tier_metrics metrics = {.num_planned = 0};
-    struct sim_store *store = NULL;
-    enum imbrex_status status;
-
-    TRY(report_step(run, "prefetching", plan->name, err));
-    TRY_OR_FAIL(create_store(run, plan, capacity_blocks(run, capacity_tokens), timeline, &tier,
-                             &store, err));
-    TRY_OR_FAIL(run_store(run, store, service, timeline, &outcome, err));
-    (void)sim_cache_read_tier(store, &metrics);
-    *prefetch = (struct imbrex_kv_sim_prefetch){
-        .was_replayed = true,
-        .num_planned = metrics.num_planned,
-        .num_used = metrics.num_used,
-        .num_wasted = metrics.num_wasted,
-        .num_cancelled = metrics.num_cancelled,
-        .num_late = metrics.num_late,
-        .num_unforeseen = metrics.num_unforeseen,
-        .precision = share_of(metrics.num_used, metrics.num_wasted),
-        .recall = share_of(metrics.num_used, metrics.num_late + metrics.num_unforeseen),
-        .hit_rate = hit_rate_of(&outcome),
-        .ttft = spread_of(outcome.ttft_s, outcome.num_scored),
+        .levels = {{.capacity = INT32_MAX, .up_block_ns = block_ns_at(run, tokens_per_s)}},
+        .num_levels = 1,
+        .predicts = true,
+        .first_scored = sim_service_first_scored(service, run->trace.num_requests),
     };
-    run->num_done += 1;
-fail:
-    sim_outcome_free(&outcome);
-    sim_store_destroy(store);
-    return status;
+    struct sim_tier_metrics metrics = {.num_planned = 0};
+    int64_t num_computed = 0;
+
+    return run_over_tiers(run, plan, capacity_tokens, service, timeline, &tier, &metrics,
+                          &num_computed, prefetch, err);
+}
+
+/* The first num_levels of the tiers that were asked for. */
+static enum imbrex_status run_stack(struct sim_run *run, const struct row_plan *plan,
+                                    int64_t capacity_tokens, const struct sim_service *service,
+                                    const struct sim_timeline *timeline, int32_t num_levels,
+                                    struct imbrex_kv_sim_stack *stack, struct imbrex_error *err)
+{
+    int64_t block_size = run->trace.block_size;
+    struct sim_tier_options tier = {
+        .num_levels = num_levels,
+        .predicts = run->options->has_prefetch,
+        .waits = true,
+        .compute_block_ns = block_ns_at(run, service->prefill_tokens_per_s),
+        .first_scored = sim_service_first_scored(service, run->trace.num_requests),
+    };
+    struct sim_tier_metrics metrics = {.num_planned = 0};
+
+    for (int32_t i = 0; i < num_levels; i++) {
+        const struct imbrex_kv_sim_tier *asked = &run->options->tiers[i];
+        int32_t capacity = capacity_blocks(run, asked->capacity_tokens);
+        int64_t block_ns = block_ns_at(run, asked->tokens_per_s);
+        tier.levels[i] =
+            (struct sim_level_options){.capacity = capacity > 0 ? capacity : 1,
+                                       .up_block_ns = block_ns,
+                                       .down_block_ns = block_ns,
+                                       .latency_ns = (int64_t)(asked->latency_s * 1e9)};
+    }
+    TRY(run_over_tiers(run, plan, capacity_tokens, service, timeline, &tier, &metrics,
+                       &stack->num_computed, &stack->prefetch, err));
+    stack->num_kept = metrics.num_kept * block_size;
+    stack->held_s = (double)metrics.held_ns / 1e9;
+    for (int32_t i = 0; i < num_levels; i++) {
+        stack->num_from[i] = metrics.num_from[i] * block_size;
+        stack->num_up[i] = metrics.levels[i].num_up * block_size;
+        stack->num_down[i] = metrics.levels[i].num_down * block_size;
+        stack->num_lost[i] = metrics.levels[i].num_lost * block_size;
+    }
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status run_stacks(struct sim_run *run, const struct row_plan *plan,
+                                     int64_t capacity_tokens, const struct sim_service *service,
+                                     const struct sim_timeline *timeline,
+                                     struct imbrex_kv_sim_row *row, struct imbrex_error *err)
+{
+    for (size_t i = 0; i < run->options->num_tiers; i++) {
+        TRY(run_stack(run, plan, capacity_tokens, service, timeline, (int32_t)i + 1,
+                      &row->stacks[i], err));
+    }
+    return IMBREX_STATUS_OK;
 }
 
 static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *plan,
@@ -537,11 +537,14 @@ static enum imbrex_status run_row(struct sim_run *run, const struct row_plan *pl
         .prefetch = {.precision = NAN, .recall = NAN},
     };
     run->num_done += 1;
-    if (run->options->has_prefetch && plan->policy != NULL) {
+    if (num_below(run->options) > 0 && plan->policy != NULL) {
+        struct imbrex_kv_sim_row *row = &run->rows[run->num_rows - 1];
         sim_store_destroy(store);
         store = NULL;
-        TRY_OR_FAIL(run_prefetch(run, plan, capacity_tokens, service, timeline,
-                                 &run->rows[run->num_rows - 1].prefetch, err));
+        TRY_OR_FAIL(
+            run->options->num_tiers > 0
+                ? run_stacks(run, plan, capacity_tokens, service, timeline, row, err)
+                : run_prefetch(run, plan, capacity_tokens, service, timeline, &row->prefetch, err));
     }
 fail:
     sim_outcome_free(&outcome);
@@ -690,9 +693,10 @@ enum imbrex_status imbrex_kv_sim_run(const struct imbrex_kv_sim_options *options
     enum imbrex_status status;
 
     if (result == NULL) {
-        return refuse_null(err, "result", "a place for it");
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "result: expected a place for it, found NULL");
     }
-    TRY(check_options(options, err));
+    TRY(sim_options_check(options, err));
     TRY_OR_FAIL(plan_rows(&run, err));
     TRY_OR_FAIL(make_result(&run, err));
     if (options->starts != NULL) {

@@ -173,18 +173,19 @@ static enum imbrex_status arrive(struct run *run, int32_t request_idx, int64_t n
                : IMBREX_STATUS_OK;
 }
 
-/* *prefill_s: what its prefill takes. */
+/* *prefill_s: what its prefill takes, with the wait before it. */
 static enum imbrex_status admit(struct run *run, int32_t request_idx, int64_t now_ns,
                                 double *prefill_s, struct imbrex_error *err)
 {
     const struct sim_request *request = &run->trace->requests[request_idx];
     struct sim_outcome *outcome = run->outcome;
-    int32_t num_hits = 0;
+    struct sim_found found = {.num_hits = 0};
 
-    TRY(run->store->functions->admit(run->store, request_idx, now_ns, &num_hits, err));
-    int64_t num_hit_tokens = (int64_t)num_hits * run->trace->block_size;
+    TRY(run->store->functions->admit(run->store, request_idx, now_ns, &found, err));
+    int64_t num_hit_tokens = (int64_t)found.num_hits * run->trace->block_size;
     double seconds =
-        (double)(request->num_tokens - num_hit_tokens) / run->service->prefill_tokens_per_s;
+        (double)(request->num_tokens - num_hit_tokens) / run->service->prefill_tokens_per_s +
+        (double)found.wait_ns / NS_PER_S;
     *prefill_s = seconds;
     outcome->num_accesses += request->num_blocks;
     if (run->orders[request_idx] >= run->first_scored) {

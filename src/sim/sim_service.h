@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A server of one queue, simple enough to be stated whole. Requests wait in the order in which
  * they arrive. The first one is admitted when a slot is free, the prefill server is idle, and its
- * blocks fit beside those of the requests that run. Its prefill takes as long as its tokens that
- * were not found need at a constant rate; then the first token is out and the prefill server is
- * idle; each token of the output takes a constant time, and then it ends. While it runs its blocks
- * stay.
+ * blocks fit beside those of the requests that run. It may be held until blocks have come from a
+ * slower tier. Its prefill takes as long as its tokens that were not found need at a constant rate;
+ * then the first token is out and the prefill server is idle; each token of the output takes a
+ * constant time, and then it ends. While it runs its blocks stay.
  *
- *   arrival ----- waits ----- admission --- prefill --- first token --- decode --- finish */
+ *   arrival --- waits --- admission --- held --- prefill --- first token --- decode --- finish */
 #ifndef IMBREX_SIM_SIM_SERVICE_H
 #define IMBREX_SIM_SIM_SERVICE_H
 

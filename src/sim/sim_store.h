@@ -15,15 +15,21 @@
 struct sim_store;
 struct sim_timeline;
 
+/* What an admitted request need not compute, and what for that it waits for. */
+struct sim_found {
+    int32_t num_hits; /* blocks */
+    int64_t wait_ns;  /* before its prefill begins */
+};
+
 struct sim_store_functions {
     void (*destroy)(struct sim_store *store);
     /* order: of arrival, unique. NULL where a store does not care. */
     enum imbrex_status (*arrive)(struct sim_store *store, int32_t request_idx, int64_t order,
                                  int64_t now_ns, struct imbrex_error *err);
     /* The request's blocks are in use from now on, those that were not there are there now. There
-     * is room: see sim_store_has_room. *num_hits: blocks that were there. */
+     * is room: see sim_store_has_room. */
     enum imbrex_status (*admit)(struct sim_store *store, int32_t request_idx, int64_t now_ns,
-                                int32_t *num_hits, struct imbrex_error *err);
+                                struct sim_found *found, struct imbrex_error *err);
     void (*finish)(struct sim_store *store, int32_t request_idx, int64_t now_ns);
 };
 

@@ -26,8 +26,10 @@ enum {
 /* Later than any time of a replay. */
 #define WHENEVER_NS (INT64_MAX / 2)
 
-/* Where a block is; it may be in both. */
-enum { IN_CACHE = 1, IN_TIER = 2 };
+/* Of a block: it is in the cache; it was forgotten once. */
+enum { IN_CACHE = 1, WAS_FORGOTTEN = 2 };
+/* From the deeper tiers so many blocks are read at once, at most. */
+#define MAX_FETCHES 8
 
 struct move {
     int32_t node, block_idx, request_idx;
@@ -40,16 +42,25 @@ struct sim_tier {
     struct kv_cache *cache;
     struct kv_pool *pool;
     struct prefetch_planner *planner;
+    struct sim_levels *levels;
     struct key_table nodes;  /* hash of a block's key -> node, of those that were forgotten once */
     unsigned char *places;   /* [num_nodes] */
+    signed char *origins;    /* [num_nodes] 1 + the tier from which it came, until it is used; 0 */
     int32_t *users, *depths; /* [num_nodes] a request whose path has it, and its place there */
     int32_t *queue, *orders; /* [num_requests] in order of arrival; [num_requests] by request */
     int64_t *arrivals_ns;    /* [num_requests] by request */
+    int64_t *held_until_ns;  /* [num_requests] by request; 0: not known yet */
     int32_t num_arrived, num_admitted;
     uint64_t *cancelled_keys; /* [max_tracked] */
 
     struct move moves[SIM_TIER_MAX_MOVES]; /* [num_moves] in the order of their times */
     int32_t num_moves;
+    int64_t fetch_ends_ns[MAX_FETCHES]; /* [num_fetches] rising: reads from deeper tiers */
+    int32_t num_fetches;
+
+    /* Of the request that was admitted last. */
+    int32_t num_loaded;
+    int64_t ready_ns, copied_ns; /* what it loads is there; what goes for it is copied down */
     struct kv_prediction predictions[MAX_PREDICTIONS];
     int32_t predicted_nodes[MAX_PREDICTIONS];
     int32_t num_predictions;
@@ -61,7 +72,7 @@ struct sim_tier {
 
     bool is_scoring;
     struct prefetch_metrics unscored; /* of the planner, when scoring began */
-    int64_t num_late, num_unforeseen;
+    struct sim_tier_metrics metrics;  /* levels: when scoring began */
 
     /* What a plan is told, as far as it has asked: it seldom gets beyond the first request. */
     int32_t num_requests, next_waiting, next_prediction;
@@ -120,8 +131,8 @@ enum imbrex_status sim_tier_create(const struct sim_trace *trace,
     size_t num_nodes = (size_t)trace->num_nodes + 1, num_requests = (size_t)trace->num_requests;
     /* A block is followed while it is in the cache or on its way. */
     struct prefetch_options planner_options = {
-        .block_ns = options->block_ns,
-        .horizon_ns = (SIM_TIER_MAX_MOVES - 1) * options->block_ns,
+        .block_ns = options->levels[0].up_block_ns,
+        .horizon_ns = (SIM_TIER_MAX_MOVES - 1) * options->levels[0].up_block_ns,
         .max_tracked = num_blocks + SIM_TIER_MAX_MOVES,
     };
     struct sim_tier *created = NULL;
@@ -141,17 +152,22 @@ enum imbrex_status sim_tier_create(const struct sim_trace *trace,
     created->options = *options;
     created->predicted_ns = -1;
     TRY_OR_FAIL(prefetch_planner_create(&planner_options, &created->planner, err));
+    TRY_OR_FAIL(sim_levels_create((int32_t)num_nodes, options->levels, options->num_levels,
+                                  &created->levels, err));
     TRY_OR_FAIL(key_table_init((int32_t)num_nodes, &created->nodes, err));
     created->places = calloc(num_nodes, sizeof(*created->places));
+    created->origins = calloc(num_nodes, sizeof(*created->origins));
     created->users = malloc(num_nodes * sizeof(*created->users));
     created->depths = malloc(num_nodes * sizeof(*created->depths));
     created->queue = malloc(num_requests * sizeof(*created->queue));
     created->orders = malloc(num_requests * sizeof(*created->orders));
     created->arrivals_ns = malloc(num_requests * sizeof(*created->arrivals_ns));
+    created->held_until_ns = calloc(num_requests, sizeof(*created->held_until_ns));
     created->cancelled_keys =
         malloc((size_t)planner_options.max_tracked * sizeof(*created->cancelled_keys));
-    if (created->places == NULL || created->users == NULL || created->depths == NULL ||
-        created->queue == NULL || created->orders == NULL || created->arrivals_ns == NULL ||
+    if (created->places == NULL || created->origins == NULL || created->users == NULL ||
+        created->depths == NULL || created->queue == NULL || created->orders == NULL ||
+        created->arrivals_ns == NULL || created->held_until_ns == NULL ||
         created->cancelled_keys == NULL) {
         status = error_out_of_memory(err, "a slower tier", num_nodes * sizeof(int32_t));
         goto fail;
@@ -168,13 +184,16 @@ void sim_tier_destroy(struct sim_tier *tier)
 {
     if (tier != NULL) {
         prefetch_planner_destroy(tier->planner);
+        sim_levels_destroy(tier->levels);
         key_table_deinit(&tier->nodes);
         free(tier->places);
+        free(tier->origins);
         free(tier->users);
         free(tier->depths);
         free(tier->queue);
         free(tier->orders);
         free(tier->arrivals_ns);
+        free(tier->held_until_ns);
         free(tier->cancelled_keys);
         free(tier);
     }
@@ -193,10 +212,13 @@ void sim_tier_forgets(void *user, const struct kv_key *key, const int32_t *token
     struct sim_tier *tier = user;
     int32_t node = node_of(key);
     (void)block_idx;
-    if ((tier->places[node] & IN_TIER) == 0) {
+    if ((tier->places[node] & WAS_FORGOTTEN) == 0) {
         (void)key_table_put(&tier->nodes, key->words[0], node);
     }
-    tier->places[node] = IN_TIER;
+    tier->places[node] = WAS_FORGOTTEN;
+    tier->origins[node] = 0;
+    int64_t copied_ns = sim_levels_put(tier->levels, node, tier->now_ns);
+    tier->copied_ns = copied_ns > tier->copied_ns ? copied_ns : tier->copied_ns;
     prefetch_lost(tier->planner, plan_key(node));
 }
 
@@ -246,16 +268,30 @@ static void cancel_where(struct sim_tier *tier,
     }
 }
 
+/* The block goes up into the cache. */
+static void note_origin(struct sim_tier *tier, int32_t node)
+{
+    tier->origins[node] = (signed char)(1 + sim_levels_origin(tier->levels, node));
+}
+
+static void set_now(struct sim_tier *tier, int64_t now_ns)
+{
+    tier->now_ns = now_ns;
+    sim_levels_advance(tier->levels, now_ns);
+}
+
 static void end_first_move(struct sim_tier *tier)
 {
     struct move move = tier->moves[0];
     int32_t parent = parent_of(tier, move.node);
     struct kv_key key = sim_node_key(move.node), parent_key = sim_node_key(parent);
 
-    tier->now_ns = move.end_ns;
+    set_now(tier, move.end_ns);
     if (kv_cache_promote(tier->cache, &key, parent >= 0 ? &parent_key : NULL, NULL, move.block_idx,
                          move.end_ns)) {
         tier->places[move.node] |= IN_CACHE;
+        note_origin(tier, move.node);
+        sim_levels_load(tier->levels, move.node, move.end_ns);
         tier->num_moves--;
         for (int32_t i = 0; i < tier->num_moves; i++) {
             tier->moves[i] = tier->moves[i + 1];
@@ -284,16 +320,37 @@ static int32_t num_cached(const struct sim_tier *tier, const int32_t *path, int3
     return low;
 }
 
-/* Tells of a request with what of the path, from the head on, is in the tier alone. False: nothing
- * is. */
+/* Reads what of the path lies in deeper tiers into the first one, from the head on, as long as no
+ * more than so many reads are under way. */
+static void fetch(struct sim_tier *tier, const int32_t *path, int32_t num_blocks,
+                  int32_t max_fetches)
+{
+    for (int32_t i = 0; i < num_blocks && tier->num_fetches < max_fetches; i++) {
+        int32_t level_idx = sim_levels_find(tier->levels, path[i]);
+        if (level_idx < 0) {
+            return;
+        }
+        if (level_idx > 0) {
+            tier->fetch_ends_ns[tier->num_fetches++] =
+                sim_levels_raise(tier->levels, path[i], tier->now_ns);
+        }
+    }
+}
+
+/* Tells of a request with what of the path, from the head on, is in the first tier alone. False:
+ * nothing is. */
 static bool tell_request(struct sim_tier *tier, int32_t request_idx, const int32_t *path,
                          int32_t num_blocks)
 {
     uint64_t *keys = tier->keys[tier->num_requests];
-    int32_t num_keys = 0;
+    int32_t num_keys = 0, i = num_cached(tier, path, num_blocks);
 
-    for (int32_t i = num_cached(tier, path, num_blocks);
-         i < num_blocks && num_keys < MAX_PLANNED_KEYS && tier->places[path[i]] != 0; i++) {
+    if (tier->options.num_levels > 1) {
+        fetch(tier, path + i, num_blocks - i, request_idx >= 0 ? MAX_FETCHES : 1);
+    }
+    for (; i < num_blocks && num_keys < MAX_PLANNED_KEYS &&
+           sim_levels_is_near(tier->levels, path[i], tier->now_ns);
+         i++) {
         keys[num_keys++] = plan_key(path[i]);
     }
     if (num_keys == 0) {
@@ -328,6 +385,7 @@ static bool tell_waiting(struct sim_tier *tier, int32_t queue_idx)
         told->needed_ns = wait_ns < (double)WHENEVER_NS - (double)tier->now_ns
                               ? tier->now_ns + (int64_t)wait_ns
                               : WHENEVER_NS;
+        told->needed_ns -= tier->options.levels[0].latency_ns;
     }
     return true;
 }
@@ -363,7 +421,7 @@ static void renew_predictions(struct sim_tier *tier)
     struct kv_policy *policy = kv_cache_policy(tier->cache);
     int32_t num_told;
 
-    if (policy->functions->predict == NULL ||
+    if (policy->functions->predict == NULL || !tier->options.predicts ||
         (tier->predicted_ns >= 0 && tier->now_ns - tier->predicted_ns < PREDICTION_LIFE_NS)) {
         return;
     }
@@ -448,6 +506,13 @@ static bool is_behind(const struct sim_tier *tier, const struct prefetch_request
            sim_node_key(parent).words[0] == kv_cache_key_hash(tier->cache, block_idx);
 }
 
+/* Moves begin from then on: what requests loaded for themselves, the planner does not know. */
+static int64_t link_free_ns(const struct sim_tier *tier)
+{
+    int64_t free_ns = sim_levels_free_ns(tier->levels);
+    return free_ns > tier->now_ns ? free_ns : tier->now_ns;
+}
+
 /* Plans one move. The policy is asked for a victim at a time: who goes after it depends on it. What
  * may not go for a request may not go for those after it: one at a time gives what all give. */
 static bool plan_move(struct sim_tier *tier)
@@ -462,8 +527,8 @@ static bool plan_move(struct sim_tier *tier)
             continue;
         }
         enum imbrex_status status =
-            prefetch_plan(tier->planner, tier->now_ns, &tier->requests[i], 1, &victim, has_victim,
-                          tier->pool->num_free, &step, 1, &num_steps);
+            prefetch_plan(tier->planner, link_free_ns(tier), &tier->requests[i], 1, &victim,
+                          has_victim, tier->pool->num_free, &step, 1, &num_steps);
         assert(status == IMBREX_STATUS_OK);
         (void)status;
     }
@@ -478,7 +543,7 @@ static bool plan_move(struct sim_tier *tier)
         .node = (int32_t)(step.key - 1),
         .request_idx = step.request_idx,
         .begin_ns = step.begin_ns,
-        .end_ns = step.end_ns,
+        .end_ns = step.end_ns + tier->options.levels[0].latency_ns,
     };
     if (tier->options.sees_move != NULL) {
         struct sim_tier_move seen = {
@@ -520,31 +585,82 @@ static void plan(struct sim_tier *tier)
     }
 }
 
+/* Reads that have ended make room for others. */
+static void end_fetches(struct sim_tier *tier)
+{
+    int32_t num_ended = 0;
+
+    while (num_ended < tier->num_fetches && tier->fetch_ends_ns[num_ended] <= tier->now_ns) {
+        num_ended++;
+    }
+    tier->num_fetches -= num_ended;
+    for (int32_t i = 0; i < tier->num_fetches; i++) {
+        tier->fetch_ends_ns[i] = tier->fetch_ends_ns[i + num_ended];
+    }
+}
+
+/* The next end of a move or of a read. */
+static int64_t next_end_ns(const struct sim_tier *tier)
+{
+    int64_t next_ns = tier->num_moves > 0 ? tier->moves[0].end_ns : INT64_MAX;
+
+    return tier->num_fetches > 0 && tier->fetch_ends_ns[0] < next_ns ? tier->fetch_ends_ns[0]
+                                                                     : next_ns;
+}
+
 void sim_tier_advance(struct sim_tier *tier, int64_t now_ns)
 {
     if (now_ns > tier->now_ns) {
         plan(tier);
     }
-    while (tier->num_moves > 0 && tier->moves[0].end_ns <= now_ns) {
-        end_first_move(tier);
+    for (int64_t end_ns = next_end_ns(tier); end_ns <= now_ns; end_ns = next_end_ns(tier)) {
+        if (tier->num_moves > 0 && tier->moves[0].end_ns == end_ns) {
+            end_first_move(tier);
+        }
+        set_now(tier, end_ns);
+        end_fetches(tier);
         if (tier->now_ns < now_ns) {
             plan(tier);
         }
     }
-    tier->now_ns = now_ns;
+    set_now(tier, now_ns);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
+
+/* From the first time on that some of its blocks are below. */
+static void note_patience(struct sim_tier *tier, int32_t request_idx, int64_t now_ns)
+{
+    const int32_t *path = sim_trace_path(tier->trace, request_idx);
+    int32_t num_blocks = tier->trace->requests[request_idx].num_blocks;
+    int32_t first = num_cached(tier, path, num_blocks), i = first;
+
+    while (i < num_blocks && sim_levels_find(tier->levels, path[i]) >= 0) {
+        i++;
+    }
+    if (i > first && tier->held_until_ns[request_idx] == 0) {
+        double patience_ns = (double)(i - first) * (double)tier->options.compute_block_ns;
+        tier->held_until_ns[request_idx] = patience_ns < (double)WHENEVER_NS - (double)now_ns
+                                               ? now_ns + (int64_t)patience_ns
+                                               : WHENEVER_NS;
+    }
+}
 
 void sim_tier_arrive(struct sim_tier *tier, int32_t request_idx, int32_t order, int64_t now_ns)
 {
     if (order >= tier->options.first_scored && !tier->is_scoring) {
         tier->is_scoring = true;
         prefetch_read_metrics(tier->planner, &tier->unscored);
+        for (int32_t i = 0; i < tier->options.num_levels; i++) {
+            sim_levels_read_metrics(tier->levels, i, &tier->metrics.levels[i]);
+        }
     }
     tier->queue[tier->num_arrived++] = request_idx;
     tier->orders[request_idx] = order;
     tier->arrivals_ns[request_idx] = now_ns;
+    if (tier->options.waits) {
+        note_patience(tier, request_idx, now_ns);
+    }
 }
 
 static void note_interval(struct sim_tier *tier, int64_t now_ns)
@@ -559,23 +675,107 @@ static void note_interval(struct sim_tier *tier, int64_t now_ns)
     tier->has_waited = tier->num_admitted < tier->num_arrived;
 }
 
-static void count_missed(struct sim_tier *tier, int32_t request_idx, int32_t num_hits,
+/* num_there: blocks that were found or have come from below. */
+static void count_missed(struct sim_tier *tier, int32_t request_idx, int32_t num_there,
                          int32_t num_blocks, int64_t now_ns)
 {
     const int32_t *path = sim_trace_path(tier->trace, request_idx);
     int64_t num_missed = 0;
 
-    while (num_hits + num_missed < num_blocks &&
-           (tier->places[path[num_hits + num_missed]] & IN_TIER) != 0) {
+    while (num_there + num_missed < num_blocks &&
+           sim_levels_find(tier->levels, path[num_there + num_missed]) >= 0) {
         num_missed++;
     }
     if (tier->orders[request_idx] < tier->options.first_scored) {
         return;
     }
     if (tier->arrivals_ns[request_idx] < now_ns) {
-        tier->num_late += num_missed;
+        tier->metrics.num_late += num_missed;
     } else {
-        tier->num_unforeseen += num_missed;
+        tier->metrics.num_unforeseen += num_missed;
+    }
+}
+
+/* The blocks that it uses need not come from anywhere again. */
+static void count_used(struct sim_tier *tier, int32_t request_idx, int32_t num_there)
+{
+    const int32_t *path = sim_trace_path(tier->trace, request_idx);
+    bool is_scored = tier->orders[request_idx] >= tier->options.first_scored;
+
+    for (int32_t i = 0; i < num_there; i++) {
+        int32_t origin = tier->origins[path[i]];
+        if (is_scored && origin > 0) {
+            tier->metrics.num_from[origin - 1]++;
+        } else if (is_scored) {
+            tier->metrics.num_kept++;
+        }
+        tier->origins[path[i]] = 0;
+    }
+}
+
+/* -1: it is not planned. */
+static int32_t find_move(const struct sim_tier *tier, int32_t node)
+{
+    for (int32_t i = 0; i < tier->num_moves; i++) {
+        if (tier->moves[i].node == node) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* Brings the block up for the request that is admitted, which takes it as its own, if it is there
+ * by then. False: it is not, and is computed. */
+static bool load(struct sim_tier *tier, int32_t node, int64_t until_ns)
+{
+    const struct sim_level_options *level = &tier->options.levels[0];
+    int32_t move_idx = find_move(tier, node);
+    int64_t end_ns;
+
+    if (move_idx >= 0) {
+        end_ns = tier->moves[move_idx].end_ns;
+        if (end_ns > until_ns) {
+            return false;
+        }
+        prefetch_used(tier->planner, plan_key(node));
+        drop_move(tier, move_idx);
+    } else {
+        int64_t begin_ns = sim_levels_raise_end(tier->levels, node, tier->now_ns);
+        int64_t free_ns = link_free_ns(tier);
+        if (tier->num_moves > 0) {
+            int64_t moved_ns = tier->moves[tier->num_moves - 1].end_ns - level->latency_ns;
+            free_ns = moved_ns > free_ns ? moved_ns : free_ns;
+        }
+        begin_ns = free_ns > begin_ns ? free_ns : begin_ns;
+        end_ns = begin_ns + level->up_block_ns + level->latency_ns;
+        if (end_ns > until_ns) {
+            return false;
+        }
+        (void)sim_levels_raise(tier->levels, node, tier->now_ns);
+    }
+    note_origin(tier, node);
+    sim_levels_load(tier->levels, node, end_ns);
+    tier->ready_ns = end_ns > tier->ready_ns ? end_ns : tier->ready_ns;
+    return true;
+}
+
+/* What lies below and can be had in time comes up; a request that waits in vain has waited. */
+static void load_blocks(struct sim_tier *tier, int32_t request_idx, int32_t num_hits,
+                        int32_t num_blocks, int64_t now_ns)
+{
+    const int32_t *path = sim_trace_path(tier->trace, request_idx);
+
+    note_patience(tier, request_idx, now_ns);
+    int64_t until_ns = tier->held_until_ns[request_idx];
+    for (int32_t i = num_hits; i < num_blocks; i++) {
+        bool is_below = sim_levels_find(tier->levels, path[i]) >= 0;
+        if (!is_below || !load(tier, path[i], until_ns)) {
+            if (is_below && until_ns > tier->ready_ns) {
+                tier->ready_ns = until_ns;
+            }
+            return;
+        }
+        tier->num_loaded++;
     }
 }
 
@@ -590,7 +790,14 @@ void sim_tier_admit(struct sim_tier *tier, int32_t request_idx, int32_t num_hits
     for (int32_t i = 0; i < num_hits; i++) {
         prefetch_used(tier->planner, plan_key(path[i]));
     }
-    count_missed(tier, request_idx, num_hits, num_blocks, now_ns);
+    tier->num_loaded = 0;
+    tier->ready_ns = now_ns;
+    tier->copied_ns = now_ns;
+    if (tier->options.waits) {
+        load_blocks(tier, request_idx, num_hits, num_blocks, now_ns);
+    }
+    count_missed(tier, request_idx, num_hits + tier->num_loaded, num_blocks, now_ns);
+    count_used(tier, request_idx, num_hits + tier->num_loaded);
     cancel_where(tier, is_admitted);
     while (tier->num_moves > 0 && kv_pool_num_available(tier->pool) < num_blocks - num_hits) {
         const struct move *last = &tier->moves[tier->num_moves - 1];
@@ -603,15 +810,29 @@ void sim_tier_admit(struct sim_tier *tier, int32_t request_idx, int32_t num_hits
     }
 }
 
-void sim_tier_computed(struct sim_tier *tier, int32_t request_idx, int32_t num_blocks)
+int32_t sim_tier_num_loaded(const struct sim_tier *tier)
+{
+    return tier->num_loaded;
+}
+
+int64_t sim_tier_computed(struct sim_tier *tier, int32_t request_idx, int32_t num_blocks,
+                          int64_t now_ns)
 {
     const int32_t *path = sim_trace_path(tier->trace, request_idx);
+    int64_t ready_ns = tier->copied_ns > tier->ready_ns ? tier->copied_ns : tier->ready_ns;
 
     for (int32_t i = 0; i < num_blocks; i++) {
         tier->places[path[i]] |= IN_CACHE;
     }
     /* What was to be fetched for a prediction, or for who waits behind, is there now. */
     cancel_where(tier, is_there);
+    if (!tier->options.waits) {
+        return 0;
+    }
+    if (tier->orders[request_idx] >= tier->options.first_scored) {
+        tier->metrics.held_ns += ready_ns - now_ns;
+    }
+    return ready_ns - now_ns;
 }
 
 void sim_tier_read_metrics(const struct sim_tier *tier, struct sim_tier_metrics *metrics)
@@ -619,12 +840,36 @@ void sim_tier_read_metrics(const struct sim_tier *tier, struct sim_tier_metrics 
     struct prefetch_metrics planned;
 
     prefetch_read_metrics(tier->planner, &planned);
-    *metrics = (struct sim_tier_metrics){
-        .num_planned = (int64_t)(planned.num_planned - tier->unscored.num_planned),
-        .num_used = (int64_t)(planned.num_used - tier->unscored.num_used),
-        .num_wasted = (int64_t)(planned.num_wasted - tier->unscored.num_wasted),
-        .num_cancelled = (int64_t)(planned.num_cancelled - tier->unscored.num_cancelled),
-        .num_late = tier->num_late,
-        .num_unforeseen = tier->num_unforeseen,
-    };
+    *metrics = tier->metrics;
+    metrics->num_planned = (int64_t)(planned.num_planned - tier->unscored.num_planned);
+    metrics->num_used = (int64_t)(planned.num_used - tier->unscored.num_used);
+    metrics->num_wasted = (int64_t)(planned.num_wasted - tier->unscored.num_wasted);
+    metrics->num_cancelled = (int64_t)(planned.num_cancelled - tier->unscored.num_cancelled);
+    for (int32_t i = 0; i < tier->options.num_levels; i++) {
+        const struct sim_level_metrics *unscored = &tier->metrics.levels[i];
+        struct sim_level_metrics *level = &metrics->levels[i];
+        sim_levels_read_metrics(tier->levels, i, level);
+        level->num_up -= unscored->num_up;
+        level->num_down -= unscored->num_down;
+        level->num_lost -= unscored->num_lost;
+    }
+}
+
+/* A path that is in the cache is there from its head on. */
+bool sim_tier_check(const struct sim_tier *tier)
+{
+    for (int32_t node = 0; node < tier->trace->num_nodes; node++) {
+        int32_t parent = parent_of(tier, node);
+        bool is_cached = (tier->places[node] & IN_CACHE) != 0;
+        if ((is_cached && parent >= 0 && (tier->places[parent] & IN_CACHE) == 0) ||
+            (!is_cached && tier->origins[node] != 0)) {
+            return false;
+        }
+    }
+    for (int32_t i = 1; i < tier->num_moves; i++) {
+        if (tier->moves[i].end_ns < tier->moves[i - 1].end_ns) {
+            return false;
+        }
+    }
+    return sim_levels_check(tier->levels);
 }

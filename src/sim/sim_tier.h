@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A slower tier under a replayed cache, and who fetches from it ahead: the engine's planner
- * (kv/prefetch_plan.h), fed with the real queue, the policy's predictions and the policy's victims.
+/* Slower tiers under a replayed cache (sim_levels.h), and who fetches from them ahead: the engine's
+ * planner (kv/prefetch_plan.h), fed with the real queue, the policy's predictions and the policy's
+ * victims.
  *
- *   down   every block that the cache forgets is copied to the slower tier, which forgets nothing;
- *          copies down cost no time
- *   up     one block at a time over one link, each as long as block_ns. A move takes a free block,
- *          or the policy's next victim's, when it is planned; at its end the block is an idle one
- *          of the cache. It is planned only if the planner finds it in time and no nearer request
- *          needs what goes for it
- *   miss   what is not there when a request is admitted is computed again, also if the slower tier
- *          has it: only planned moves bring anything up
+ *   down   every block that the cache forgets is copied to the first tier
+ *   up     from the first tier one block at a time. A move takes a free block, or the policy's next
+ *          victim's, when it is planned; at its end the block is an idle one of the cache. It is
+ *          planned only if the planner finds it in time and no nearer request needs what goes for
+ *          it. What lies deeper is read into the first tier for whoever is planned for
+ *   miss   what is not there when a request is admitted is computed again, also if a tier has it;
+ *          or, if they may wait, the request is held back until its blocks have come, but no longer
+ *          than computing all that lay below when it arrived would take: what has not come by then
+ *          is computed. It does not begin either before what goes for it has been copied down
  *
  * When a request will run is estimated from what an engine knows: its place in the queue, and how
  * far apart admissions were lately while somebody waited. */
@@ -18,6 +20,7 @@
 
 #include "kv/kv_cache.h"
 #include "kv/prefetch_plan.h"
+#include "sim/sim_levels.h"
 #include "sim/sim_trace.h"
 
 /* Moves that are planned and have not ended, at most. */
@@ -30,6 +33,11 @@ struct sim_tier_metrics {
     /* Blocks that an admitted request found in the slower tier alone: it had waited, or not, in
      * which case no queue could tell of it. */
     int64_t num_late, num_unforeseen;
+    /* Of scored requests: blocks that were found in the cache where they had been computed, and
+     * those that came from each tier, ahead or while the request was held. */
+    int64_t num_kept, num_from[SIM_MAX_LEVELS];
+    int64_t held_ns;                                 /* that they were held, all together */
+    struct sim_level_metrics levels[SIM_MAX_LEVELS]; /* since the first of them came */
 };
 
 /* A move as it is planned; for tests. */
@@ -41,8 +49,12 @@ struct sim_tier_move {
 };
 
 struct sim_tier_options {
-    int64_t block_ns;     /* to bring up a block */
-    int32_t first_scored; /* by order of arrival: metrics count from its arrival on */
+    struct sim_level_options levels[SIM_MAX_LEVELS]; /* [num_levels] the nearest first */
+    int32_t num_levels;
+    bool predicts;            /* what the policy expects is fetched too */
+    bool waits;               /* requests may be held back for what lies below */
+    int64_t compute_block_ns; /* to compute a block instead; where requests wait */
+    int32_t first_scored;     /* by order of arrival: metrics count from its arrival on */
     void (*sees_move)(void *user, const struct sim_tier_move *move); /* NULL: nobody */
     void *user;
 };
@@ -71,9 +83,16 @@ void sim_tier_arrive(struct sim_tier *tier, int32_t request_idx, int32_t order, 
  * for the rest. Leaves at least as many blocks free or idle as it takes, if moves held them. */
 void sim_tier_admit(struct sim_tier *tier, int32_t request_idx, int32_t num_hits,
                     int32_t num_blocks, int64_t now_ns);
-/* It has all its blocks. */
-void sim_tier_computed(struct sim_tier *tier, int32_t request_idx, int32_t num_blocks);
+/* Blocks behind those that were found that came, or will have come, from a tier: they need not be
+ * computed. Of the admission before. */
+int32_t sim_tier_num_loaded(const struct sim_tier *tier);
+/* It has all its blocks. Returns how long its prefill has to wait for moves. */
+int64_t sim_tier_computed(struct sim_tier *tier, int32_t request_idx, int32_t num_blocks,
+                          int64_t now_ns);
 void sim_tier_read_metrics(const struct sim_tier *tier, struct sim_tier_metrics *metrics);
+
+/* Whether the tiers agree with themselves and the cache. For tests. */
+bool sim_tier_check(const struct sim_tier *tier);
 
 /* The key of a block of a trace. */
 struct kv_key sim_node_key(int32_t node);

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """imbrex bench kv: the load, what the engines find of it, the report, bad input."""
 import json
+import os
 import re
 import unittest
 
@@ -9,8 +10,9 @@ from support import TestCase, run
 
 OPTIONS = {"sessions", "session-rate", "turns", "think", "system-tokens", "turn-tokens",
            "output-tokens", "trace", "starts", "requests", "scale", "speed", "concurrency", "seed",
-           "policy", "rounds", "kv-tokens", "kv-host", "max-running", "ctx-size", "threads", "cpu",
-           "device", "kv-dtype", "json", "help"}
+           "policy", "rounds", "kv-tokens", "tiers", "kv-host", "kv-disk", "kv-prefetch",
+           "max-running", "ctx-size", "threads", "cpu", "device", "kv-dtype",
+           "write-trace", "json", "help"}
 # One after the other: what is found depends on no time.
 ONE = ("--concurrency", "1", "--kv-tokens", "4096", "--policy", "lru")
 # Blocks of 16 tokens instead of 512.
@@ -34,13 +36,14 @@ def turn(at, *ids):
 
 class KvTestCase(TestCase):
     def bench(self, *arguments):
-        result = run("bench", "kv", "--threads", "1", *arguments, "--json")
+        result = run("bench", "kv", "--threads", "1", *arguments, "--json", "-")
         self.assert_ok(result)
         report = json.loads(result.stdout)
         self.assertFalse(report["interrupted"])
         for one in report["runs"]:
             self.assertEqual(one["completed"], report["load"]["requests"])
             self.assertEqual(one["queried_tokens"], one["prompt_tokens"])
+            self.assertEqual(one["computed_tokens"], one["prompt_tokens"] - one["cached_tokens"])
             self.assertAlmostEqual(one["hit_rate"], one["cached_tokens"] / one["queried_tokens"])
             order = [one["ttft_ms"][name] for name in ("p50", "p90", "p99", "max")]
             self.assertEqual(order, sorted(order))
@@ -107,7 +110,7 @@ class Policies(KvTestCase):
 
     # The engine counts nothing without a cache.
     def bench(self, *arguments):
-        result = run("bench", "kv", *arguments, "--json")
+        result = run("bench", "kv", *arguments, "--json", "-")
         self.assert_ok(result)
         report = json.loads(result.stdout)
         for one in report["runs"]:
@@ -131,7 +134,99 @@ class Policies(KvTestCase):
         text = result.stdout.decode()
         for one in self.bench(*arguments)["runs"]:
             self.assertRegex(text, rf"(?m)^{one['policy']} +1 +{100 * one['hit_rate']:.2f} +"
-                                   rf"{one['cached_tokens']} +{one['prompt_tokens']} ")
+                                   rf"{one['cached_tokens']} +{one['prompt_tokens']} +"
+                                   rf"{one['computed_tokens']} ")
+
+
+class Tiers(KvTestCase):
+    SHAPE = ("--sessions", "8", "--turns", "3", "--system-tokens", "64", "--turn-tokens", "32",
+             "--output-tokens", "16", "--think", "1")
+
+    # Fault: sizes that are not those of the load, a disk that is not below its run, or finds what
+    # an earlier run left; folders that stay.
+    def test_stacks(self):
+        folder = self.path("folder")
+        os.mkdir(folder)
+        report = self.bench(*self.SHAPE, "--tiers", "--concurrency", "1", "--policy", "lru",
+                            "--kv-host", "160K", "--kv-disk", f"{folder}:128M")
+        token_bytes = report["engine"]["kv_token_bytes"]
+        distinct = report["load"]["different_tokens"]
+        self.assertEqual(report["engine"]["kv_num_blocks"], -(-(distinct // 3) // 16))
+        self.assertEqual(report["engine"]["kv_host_bytes"], 160 << 10)
+        self.assertEqual(report["engine"]["kv_disk_bytes"], 128 << 20)
+        self.assertLess(160 << 10, distinct * token_bytes)
+        runs = report["runs"]
+        self.assertEqual([(one["policy"], one["has_host"], one["has_disk"]) for one in runs],
+                         [("lru", False, False), ("lru", True, False), ("lru", True, True)])
+        self.assertEqual([one["disk_tokens"] > 0 for one in runs], [False, False, True])
+        self.assertGreaterEqual(runs[1]["cached_tokens"], runs[0]["cached_tokens"])
+        self.assertGreater(runs[2]["cached_tokens"], runs[1]["cached_tokens"])
+        self.assertEqual(os.listdir(folder), [])
+        for one in runs:
+            self.assertLessEqual(one["kv_ahead_used"] + one["kv_ahead_wasted"], one["kv_ahead"])
+        # Those without tiers have no links.
+        self.assertEqual([one["kv_block_ns"] > 0 for one in runs], [False, True, True])
+        self.assertGreater(report["alone"]["prefill_tokens_per_s"], 0)
+        self.assertGreater(report["alone"]["decode_s_per_token"], 0)
+
+    # Fault: --tiers leaves a size to none, or the JSON goes to the terminal.
+    def test_chosen(self):
+        path = self.path("out.json")
+        result = run("bench", "kv", *self.SHAPE, "--tiers", "--speed", "50", "--policy", "lru",
+                     "--json", path)
+        self.assert_ok(result)
+        self.assertRegex(result.stdout.decode(), r"(?m)^lru \+host\+disk +1 ")
+        with open(path, encoding="utf-8") as file:
+            report = json.load(file)
+        self.assertEqual(report["benchmark"], "kv")
+        self.assertEqual(report["command_line"],
+                         "imbrex bench kv --sessions 8 --session-rate 4 --turns 3 --think 1 "
+                         "--system-tokens 64 --turn-tokens 32 --output-tokens 16 --speed 50 "
+                         "--seed 1 --policy lru --tiers --device auto")
+        self.assertEqual(report["engine"]["kv_host_bytes"],
+                         report["load"]["different_tokens"] * report["engine"]["kv_token_bytes"]
+                         // 3)
+        self.assertEqual(len(report["runs"]), 3)
+
+    # Fault: a disk alone is not tried.
+    def test_disk_alone(self):
+        runs = self.bench(*self.SHAPE, "--concurrency", "1", "--kv-tokens", "256", "--ctx-size",
+                          "256", "--policy", "lru", "--kv-disk", f"{self.folder}:128M")["runs"]
+        self.assertEqual([(one["has_host"], one["has_disk"]) for one in runs],
+                         [(False, False), (False, True)])
+        # What has just passed through RAM on its way to the disk is found there.
+        self.assertGreater(runs[1]["host_tokens"] + runs[1]["disk_tokens"], 0)
+        self.assertGreater(runs[1]["cached_tokens"], runs[0]["cached_tokens"])
+
+    # Fault: kv-sim replays another load than the engine had: other prompts, equal blocks that are
+    # not, times.
+    def test_written_trace(self):
+        path = self.path("load.jsonl")
+        shape = (*self.SHAPE, "--turn-tokens", "20", "--policy", "lru", "--kv-tokens", "8192")
+        report = self.bench(*shape, "--speed", "50", "--write-trace", path)
+        with open(path, encoding="utf-8") as file:
+            requests = [json.loads(line) for line in file]
+        self.assertEqual(len(requests), report["load"]["requests"])
+        self.assertEqual(sum(one["input_length"] for one in requests),
+                         report["runs"][0]["prompt_tokens"])
+        times = [one["timestamp"] for one in requests]
+        self.assertEqual(times, sorted(times))
+        self.assertEqual({len(one["hash_ids"]) - one["input_length"] // 16 for one in requests},
+                         {0})
+        paths = {tuple(one["hash_ids"][:length]) for one in requests
+                 for length in range(1, len(one["hash_ids"]) + 1)}
+        # All begin with the same 64 tokens; then each session is alone, turn upon turn.
+        self.assertEqual({len({one["hash_ids"][i] for one in requests}) for i in range(4)}, {1})
+        last_of = 64 + 3 * 20 + 2 * 16
+        self.assertEqual(len(paths), 4 + 8 * ((last_of - 64) // 16))
+        result = run("kv-sim", "--trace", path, "--capacity", "8192", "--block", "16", "--policy",
+                     "lru", "--prefill-rate", "1G", "--warm", "0", "--json", "-")
+        self.assert_ok(result)
+        row = json.loads(result.stdout)["tables"][0]["rows"][-1]
+        self.assertEqual(row["policy"], "infinite")
+        hits = round(row["hit_rate"] * report["runs"][0]["prompt_tokens"])
+        self.assertEqual(hits, sum(one["input_length"] // 16 for one in requests) * 16
+                         - len(paths) * 16)
 
 
 class Traces(KvTestCase):
@@ -145,7 +240,7 @@ class Traces(KvTestCase):
         self.assertEqual((one["cached_tokens"], one["prompt_tokens"], one["output_tokens"]),
                          (32 + 0 + 48, 13 * 16, 4 * 2))
         self.assertEqual(self.cached(*SCALE, "--trace", path, "--requests", "2"), (32, 96))
-        result = run("bench", "kv", *ONE, *SCALE, "--trace", "-", "--json",
+        result = run("bench", "kv", *ONE, *SCALE, "--trace", "-", "--json", "-",
                      input=mooncake((1, 2)).encode())
         self.assertEqual(json.loads(result.stdout)["load"]["requests"], 1)
 
@@ -218,6 +313,15 @@ class Mistakes(TestCase):
     # Fault: an option without effect is taken without a word, or a slip is answered without help.
     def test_options(self):
         self.assert_refused("--requests", "3", ["--requests", "--trace"])
+        self.assert_refused("--write-trace", "x", "--concurrency", "1",
+                            ["--write-trace", "--concurrency"])
+        self.assert_refused("--write-trace", "-", "--json", "-", ["--json", "--write-trace"])
+        self.assert_refused("--json", "", ["--json", '""'])
+        self.assert_refused("--kv-disk", "x", ["--kv-disk", '"x"'])
+        self.assert_refused("--kv-host", "3", ["--kv-host", '"3"'])
+        missing = self.path("missing")
+        self.assert_error(run("bench", "kv", "--sessions", "1", "--concurrency", "1",
+                              "--kv-disk", f"{missing}:128M"), 1, "--kv-disk", missing)
         self.assert_refused("--scale", "1", ["--scale", "--trace"])
         self.assert_refused("--starts", "x", ["--starts", "--trace"])
         self.assert_refused("--speed", "3", "--concurrency", "2", ["both"])

@@ -16,7 +16,7 @@ from support import IMBREX, TIMEOUT_S, TestCase, open_terminal, run
 
 OPTIONS = {"trace", "starts", "session-span", "warm", "hint-error", "seed", "policy", "ablations",
            "sensitivity", "capacity", "block", "slots", "target-queue", "prefill-rate", "decode-ms",
-           "prefetch", "fetch-ratio", "live",
+           "prefetch", "fetch-ratio", "live", "tier", "token-bytes",
            "json", "html", "help"}
 POLICIES = ["lru", "lfu", "s3fifo", "arc", "gdsf", "seed", "queue", "predictive"]
 # Elements without an end tag.
@@ -190,7 +190,8 @@ class Replays(KvSimTestCase):
             {"traces": [path], "starts": None, "session_span_s": 100.0, "capacities": [16384],
              "block_size": 1024, "num_slots": 7, "decode_s_per_token": 0.0001, "seed": 9,
              "warm": 0.25, "timeline": "frozen", "hint_error": 0.1, "ablations": False,
-             "sensitivity": False, "fetch_ratio": None})
+             "sensitivity": False, "fetch_ratio": None, "prefetch": False, "tiers": [],
+             "token_bytes": None})
         table = report["tables"][0]
         self.assertEqual((table["prefill_tokens_per_s"], table["target_queue"]), (12500.0, None))
         self.assertEqual(table["rows"][0]["num_requests"], 90)
@@ -637,6 +638,78 @@ class Reports(KvSimTestCase):
         self.assertEqual(list(tables[0])[1:], ["lru", "seed", "predictive"])
         self.assertIn("Prefetch precision of each policy", page.text)
 
+    # Fault: tiers that change the figures of the cache alone; tokens that are counted twice or not
+    # at all; a tier that is another's; figures that differ between tables, JSON and page.
+    def test_tiers(self):
+        arguments = ["--trace", self.trace(num_sessions=60), "--capacity", "8k,24k",
+                     "--prefill-rate", "6k", "--policy", "lru,predictive"]
+        plain = self.reports(*arguments)[1]
+        tiers = ["--tier", "host:16k:40k:1ms", "--tier", "disk:2048kB:20kB/s:0.02s"]
+        text, report, page = self.reports(*arguments, *tiers, "--token-bytes", "2")
+        self.assertIn(" ".join([*tiers, "--token-bytes", "2"]), report["command_line"])
+        self.assertEqual(report["options"]["tiers"],
+                         [{"name": "host", "capacity_tokens": 16000, "tokens_per_s": 40000.0,
+                           "latency_s": 0.001},
+                          {"name": "disk", "capacity_tokens": 1024000, "tokens_per_s": 10000.0,
+                           "latency_s": 0.02}])
+        rows = report["tables"][0]["rows"]
+        found = [0, 0]
+        for row, alone in zip(rows, plain["tables"][0]["rows"], strict=True):
+            self.assertEqual(alone["stacks"], [])
+            for key in ("policy", "hit_rate", "closure", "ttft_s", "mean_queue", "num_evicted",
+                        "prefetch"):
+                self.assertEqual(row[key], alone[key])
+            self.assertEqual(len(row["stacks"]), 0 if row["policy"] in ("MIN", "infinite") else 2)
+            for i, stack in enumerate(row["stacks"], start=1):
+                self.assertEqual([len(stack[key]) for key in ("num_from", "num_up", "num_down",
+                                                              "num_lost")], [i] * 4)
+                hits = stack["num_kept"] + sum(stack["num_from"])
+                self.assertAlmostEqual(stack["prefetch"]["hit_rate"],
+                                       hits / (hits + stack["num_computed"]), delta=1e-6)
+                self.assertLessEqual(sum(stack["num_from"]), stack["num_up"][0])
+                for k, tokens in enumerate(stack["num_from"]):
+                    found[k] += tokens
+        self.assertGreater(min(found), 0)
+        for title, key, scale in (("cache + host: tokens computed / kept",
+                                   lambda stacks: (stacks[0]["num_computed"],
+                                                   stacks[0]["num_kept"]), 1),
+                                  ("cache + host + disk, disk: bytes up / down",
+                                   lambda stacks: (stacks[1]["num_up"][1],
+                                                   stacks[1]["num_down"][1]), 2),
+                                  ("cache + host + disk, host: tokens from it / lost",
+                                   lambda stacks: (stacks[1]["num_from"][0],
+                                                   stacks[1]["num_lost"][0]), 1)):
+            shown = self.printed(text, title)[0]
+            self.assertEqual(list(shown), ["lru", "predictive"])
+            self.assertEqual(list(page.table(title)[0])[1:], ["lru", "predictive"])
+            for name, cells in shown.items():
+                expected = [scale * count for row in rows if row["policy"] == name
+                            for count in key(row["stacks"])]
+                self.assertEqual([round(float(cell.rstrip("kM"))
+                                        * (1e6 if cell[-1] == "M" else 1e3 if cell[-1] == "k"
+                                           else 1)) for cell in cells.replace("/", " ").split()],
+                                 [float(f"{count:.4g}") for count in expected])
+
+    # Fault: predictions are fetched although nobody asked for them, or not when they were asked
+    # for; a second run that differs.
+    def test_tiers_with_prefetch(self):
+        arguments = ["--trace", self.trace(num_sessions=60), "--capacity", "40k", "--prefill-rate",
+                     "20k", "--live", "--tier", "host:1M:400k"]
+        asked, again, predicted = (self.sim(*arguments, *more, policies=("lru", "seed"))
+                                   for more in ([], [], ["--prefetch"]))
+        for one, other in zip(asked["tables"][0]["rows"], again["tables"][0]["rows"]):
+            self.assertEqual(one["stacks"], other["stacks"])
+        planned = [[row["stacks"][0]["prefetch"]["num_planned"]
+                    for row in report["tables"][0]["rows"] if row["stacks"]]
+                   for report in (asked, predicted)]
+        self.assertEqual(planned[0][0], planned[1][0])  # lru expects nothing
+        self.assertGreater(planned[1][1], planned[0][1])
+        self.assertIsNone(predicted["options"]["fetch_ratio"])
+        # Nothing ever comes over a link like this, and no time overflows.
+        slow = self.sim(*arguments[:-1], "host:1M:1e-9:1e6s", policies=("lru",))
+        self.assertEqual(slow["tables"][0]["rows"][0]["stacks"][0]["num_from"], [0])
+        self.assertIn("--tier host:1M:400k --prefetch", predicted["command_line"])
+
     # Fault: a number that is not changed, or whose change is that of another.
     def test_sensitivity(self):
         text, report, _ = self.reports("--trace", self.trace(num_sessions=60), "--capacity",
@@ -714,6 +787,40 @@ class Mistakes(KvSimTestCase):
         for listed in ("lru,lru", "arc,lru,arc"):
             self.assert_refused("--trace", "x", "--capacity", "1M", "--policy", listed,
                                 ["once", "again"])
+
+    # Fault: a part of a tier that is no such thing is taken for 0, or for another part; a message
+    # that does not say which part.
+    def test_tiers(self):
+        form = "expected NAME:SIZE:RATE[:LATENCY]"
+        for tier, expected in (
+                ("", form), ("host", form), ("host:3M", form), ("host:3M:4:5us:6", form),
+                ("host:3M:4:5us:", form), (":3M:4", 'NAME: expected 1 to 15 of a-z'),
+                ("Host:3M:4", 'found "Host"'), ("h" * 16 + ":3M:4", "NAME: expected"),
+                ("host:0:4", "SIZE: expected at least a block"), ("host:511:4", 'found "511"'),
+                ("host:x:4", "SIZE: expected tokens such as 3M"), ("host:-1M:4", 'found "-1M"'),
+                ("host:nan:4", "SIZE: expected"), ("host:2e12:4", "at most 1e12"),
+                ("host:1GB:4", "bytes with --token-bytes"), ("host:1Gib:4", 'found "1Gib"'),
+                ("host:3M:", "RATE: expected tokens a second"), ("host:3M:0", "more than 0"),
+                ("host:3M:1e99", "at most 1e15"), ("host:3M:1GB/s", "bytes with --token-bytes"),
+                ("host:3M:4/h", 'found "4/h"'), ("host:3M:4:", "LATENCY: expected a time"),
+                ("host:3M:4:5", 'LATENCY: expected a time such as 20us, 5ms or 0.1s'),
+                ("host:3M:4:-1s", 'found "-1s"'), ("host:3M:4:2e6s", "at most 1e6 s")):
+            self.assert_refused("--trace", "x", "--capacity", "1M", "--tier", tier,
+                                ["--tier", expected, f'"{tier}"'])
+        arguments = ("--trace", "x", "--capacity", "1M", "--tier", "host:1GB:1GB/s")
+        for count in ("0", "2e9", "5q"):
+            self.assert_refused(*arguments, "--token-bytes", count,
+                                ["--token-bytes: expected more than 0", f'found "{count}"'])
+        self.assert_error(run("kv-sim", *arguments, "--token-bytes", "random:none"), 2,
+                          "random:none", "qwen2.5-7b")
+        self.assert_refused("--trace", "x", "--capacity", "1M", "--token-bytes", "4",
+                            ["--token-bytes", "--tier"])
+        self.assert_refused("--trace", "x", "--capacity", "1M", "--tier", "a:1M:1", "--tier",
+                            "a:1M:1", ["each name once", 'found "a"'])
+        self.assert_refused("--trace", "x", "--capacity", "1M", "--tier", "a:1M:1", "--prefetch",
+                            "--fetch-ratio", "2", ["--fetch-ratio", "--tier"])
+        many = [word for name in "abcde" for word in ("--tier", f"{name}:1M:1")]
+        self.assert_refused("--trace", "x", "--capacity", "1M", *many, ["at most 4", "found 5"])
 
     # Fault: what is missing or contradicts itself is resolved by chance.
     def test_contradictions(self):

@@ -11,7 +11,7 @@
 #include "fault.h"
 #include "imbrex_kv.h"
 
-static enum imbrex_status replay(bool is_live)
+static enum imbrex_status replay(bool is_live, bool has_tiers)
 {
     static const char *const traces[] = {
         "tests/sim/traces/weka_excerpt.jsonl",
@@ -23,6 +23,10 @@ static enum imbrex_status replay(bool is_live)
     };
     static const char *const policies[] = {"lru", "predictive"};
     static const int64_t capacities[] = {200000};
+    static const struct imbrex_kv_sim_tier tiers[] = {
+        {.capacity_tokens = 300000, .tokens_per_s = 400000},
+        {.capacity_tokens = 900000, .tokens_per_s = 100000, .latency_s = 0.001},
+    };
     struct imbrex_kv_sim_options options = imbrex_kv_sim_options_default();
     struct imbrex_kv_sim_result *result = NULL;
     struct imbrex_error err = {0};
@@ -37,18 +41,21 @@ static enum imbrex_status replay(bool is_live)
     options.hint_error = 0.1;
     options.is_live = is_live;
     options.has_prefetch = true;
+    options.tiers = has_tiers ? tiers : NULL;
+    options.num_tiers = has_tiers ? 2 : 0;
     enum imbrex_status status = imbrex_kv_sim_run(&options, &result, &err);
     assert_true(status == IMBREX_STATUS_OK || (result == NULL && strlen(err.message) > 0));
     imbrex_free(result);
     return status;
 }
 
-static void fail_each(enum fault_kind kind, bool is_live, enum imbrex_status expected)
+static void fail_each(enum fault_kind kind, bool is_live, bool has_tiers,
+                      enum imbrex_status expected)
 {
     for (int64_t num_failed = 0;; num_failed++) {
         int64_t num_live = fault_num_live();
         fault_arm(kind, num_failed + 1, false);
-        enum imbrex_status status = replay(is_live);
+        enum imbrex_status status = replay(is_live, has_tiers);
         bool has_failed = fault_disarm();
         assert_int_equal(fault_num_live(), num_live);
         if (!has_failed) {
@@ -66,15 +73,15 @@ static void fail_each(enum fault_kind kind, bool is_live, enum imbrex_status exp
 static void test_memory(void **state)
 {
     (void)state;
-    fail_each(FAULT_MEMORY, false, IMBREX_STATUS_OUT_OF_MEMORY);
-    fail_each(FAULT_MEMORY, true, IMBREX_STATUS_OUT_OF_MEMORY);
+    fail_each(FAULT_MEMORY, false, false, IMBREX_STATUS_OUT_OF_MEMORY);
+    fail_each(FAULT_MEMORY, true, true, IMBREX_STATUS_OUT_OF_MEMORY);
 }
 
 /* Catches: a reading that fails and passes for the end of the file. */
 static void test_files(void **state)
 {
     (void)state;
-    fail_each(FAULT_FILE, false, IMBREX_STATUS_IO);
+    fail_each(FAULT_FILE, false, false, IMBREX_STATUS_IO);
 }
 
 int main(void)

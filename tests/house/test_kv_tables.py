@@ -50,7 +50,8 @@ class Tables(unittest.TestCase):
         with open(os.path.join(folder.name, "docs", "kv-cache.md"), "w", encoding="utf-8") as file:
             file.write(page)
         for name, content in reports.items():
-            path = os.path.join(folder.name, "bench", "results", f"{name}-kv-sim.json")
+            name = name.replace("_", "-") if "kv_tiers" in name else f"{name}-kv-sim"
+            path = os.path.join(folder.name, "bench", "results", f"{name}.json")
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(content, file)
         return folder.name
@@ -123,6 +124,62 @@ class Tables(unittest.TestCase):
                      "| predictive | 1.234k / 900 | 1.234k / 900 |",
                      "| lru | 100 / 34 | 100 / 34 |", "| lru | 50 / 1.05k | 50 / 1.05k |"):
             self.assertEqual(text.count(line + "\n"), 1, line)
+
+    def tiers(self):
+        """A measured load and its replay."""
+        def spread(value):
+            return {"mean": value, "p50": value, "p90": value, "p99": 2 * value}
+
+        def one(has_host, has_disk, scale):
+            return {"policy": "lru", "round": 1, "has_host": has_host, "has_disk": has_disk,
+                    "hit_rate": 0.1 * scale, "computed_tokens": 1000 - 100 * scale,
+                    "host_tokens": 7 * has_host * scale, "disk_tokens": 3 * has_disk * scale,
+                    "ttft_ms": {**spread(1000.0 * scale), "max": 9e3}}
+
+        measured = {"machine": {"cpu": "a processor", "version": "0.1.0", "commit": None},
+                    "command_line": "imbrex bench kv --tiers", "interrupted": False,
+                    "load": {"requests": 5, "different_tokens": 1234},
+                    "engine": {"kv_num_blocks": 20, "kv_block_size": 16, "kv_token_bytes": 1 << 20,
+                               "kv_host_bytes": 3 << 20, "kv_disk_bytes": 128 << 20},
+                    "alone": {"prefill_tokens_per_s": 99.6, "decode_s_per_token": 0.0125},
+                    "runs": [one(False, False, 1), one(True, False, 2), one(True, True, 3)]}
+        stacks = [{"num_from": num_from, "prefetch": {"hit_rate": hit_rate, "ttft_s": spread(ttft)}}
+                  for num_from, hit_rate, ttft in (([40], 0.5, 0.25), ([50, 60], 0.75, 0.125))]
+        made = report()
+        made["options"] = {**made["options"], "warm": 0,
+                           "tiers": [{"name": "host"}, {"name": "disk"}]}
+        made["tables"][0]["trace"] = {**made["tables"][0]["trace"], "num_tokens": 2000}
+        made["tables"][0]["rows"] = [{**row("lru", 320, 0.25, 0.0), "stacks": stacks},
+                                     {**row("MIN", 320, 0.5, 1.0), "stacks": []}]
+        return measured, made
+
+    def test_tiers(self):
+        """Catches measured and simulated figures in each other's place, or of other tiers."""
+        measured, simulated = self.tiers()
+        root = self.tree(PAGE, d_kv_tiers_chat=measured, d_kv_tiers_chat_sim=simulated)
+        self.assertEqual(run(root), (0, ""))
+        text = self.page(root)
+        for line in ("### Tiers, chat: measured / simulated", "    imbrex bench kv --tiers",
+                     "| lru | 10.0 / 25.0 | 0 / 0 | 0 / 0 | 900 / 1500 | 1.00 / 0.100 "
+                     "| 2.00 / 12.3 |",
+                     "| lru + host | 20.0 / 50.0 | 14 / 40 | 0 / 0 | 800 / 1000 | 2.00 / 0.250 "
+                     "| 4.00 / 0.500 |",
+                     "| lru + host + disk | 30.0 / 75.0 | 21 / 50 | 9 / 60 | 700 / 500 "
+                     "| 3.00 / 0.125 | 6.00 / 0.250 |"):
+            self.assertEqual(text.count(line + "\n"), 1, line)
+        self.assertIn("KV cache of 320 tokens (320.0 MiB), RAM of 3.0 MiB, disk of 128 MiB", text)
+        self.assertIn("100 prompt tokens/s, 12.5 ms", text)
+        self.assertEqual(text.count("### "), 1)
+
+    def test_tiers_refused(self):
+        """Catches a replay of half the requests, or of other tiers, beside a whole load."""
+        measured, simulated = self.tiers()
+        for changes in ({"warm": 0.5}, {"tiers": [{"name": "host"}]}):
+            changed = {**simulated, "options": {**simulated["options"], **changes}}
+            root = self.tree(PAGE, d_kv_tiers_chat=measured, d_kv_tiers_chat_sim=changed)
+            status, output = run(root)
+            self.assertEqual(status, 1)
+            self.assertIn("all requests scored", output)
 
     def test_refused(self):
         """Catches a page without its markers, half a run that passes for a whole one, and a

@@ -6,6 +6,8 @@
 
 #include "imbrex_kv.h"
 #include "sim/sim_trace.h"
+#include "tests/base/fixture.h"
+#include "tests/sim/sim_fixture.h"
 #include "tests/test.h"
 
 #define TRACES "tests/sim/traces/"
@@ -136,6 +138,66 @@ static void test_live(void **state)
     imbrex_free(result);
 }
 
+/* Catches: a tier that another one's numbers reach; stacks of MIN; figures of the cache alone that
+ * change with what lies below it; progress that goes back or does not reach its end. */
+static void test_tiers(void **state)
+{
+    (void)state;
+    enum { NUM_REQUESTS = 48, NUM_SESSIONS = 8 };
+    static struct sim_text text;
+    char path[FIXTURE_PATH_BYTES];
+    const char *const turns[] = {fixture_path(path, "turns.jsonl")};
+    static const char *const policies[] = {"predictive"};
+    static const struct imbrex_kv_sim_tier tiers[] = {
+        {.capacity_tokens = 1024, .tokens_per_s = 1e6},
+        {.capacity_tokens = 1000000000, .tokens_per_s = 2e5, .latency_s = 0.001},
+    };
+    static const int64_t small_capacities[] = {4096, 5120};
+    struct imbrex_kv_sim_options options = small_options();
+    struct imbrex_kv_sim_result *alone = NULL, *result = NULL;
+    struct imbrex_error err = {0};
+    double last = 0;
+    int64_t num_from_last = 0;
+
+    /* Each of the sessions comes again when the others have been there. */
+    for (int32_t i = 0; i < NUM_REQUESTS; i++) {
+        int32_t first = 2 * (i % NUM_SESSIONS);
+        sim_text_add_request(&text, 1000 * i, 10, (const int32_t[]){first, first + 1}, 2);
+    }
+    fixture_write(path, text.bytes, text.num_bytes);
+    options.traces = turns;
+    options.num_traces = 1;
+    options.policies = policies;
+    options.num_policies = 1;
+    options.prefill_tokens_per_s = 50000;
+    options.capacities = small_capacities;
+    assert_int_equal(imbrex_kv_sim_run(&options, &alone, &err), IMBREX_STATUS_OK);
+    options.tiers = tiers;
+    options.num_tiers = 2;
+    options.progress = count_calls;
+    options.user = &last;
+    assert_int_equal(imbrex_kv_sim_run(&options, &result, &err), IMBREX_STATUS_OK);
+    assert_true(last > 0.9 && last <= 1);
+    assert_int_equal(result->num_rows, alone->num_rows);
+    for (size_t i = 0; i < result->num_rows; i++) {
+        const struct imbrex_kv_sim_row *row = &result->rows[i];
+        bool is_policy = i % 4 < 2;
+        assert_true(row->hit_rate == alone->rows[i].hit_rate && !row->prefetch.was_replayed);
+        for (size_t k = 0; k < 2; k++) {
+            const struct imbrex_kv_sim_stack *stack = &row->stacks[k];
+            assert_int_equal(stack->prefetch.was_replayed, is_policy);
+            assert_int_equal(stack->num_from[k + 1] + stack->num_up[k + 1] + stack->num_down[k + 1],
+                             0);
+        }
+        /* On one timeline the last tier, which forgets nothing, has all that there ever was. */
+        assert_true(!is_policy || row->stacks[1].prefetch.hit_rate >= row->hit_rate);
+        num_from_last += row->stacks[1].num_from[1];
+    }
+    assert_true(num_from_last > 0);
+    imbrex_free(alone);
+    imbrex_free(result);
+}
+
 static bool end_at_third_call(void *user, double done)
 {
     int32_t *num_calls = user;
@@ -190,8 +252,9 @@ static void test_refused(void **state)
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_string_equal(error.message, "options: expected a struct, found NULL");
 
-    for (int32_t i = 0; i < 21; i++) {
+    for (int32_t i = 0; i < 27; i++) {
         struct imbrex_kv_sim_options options = small_options();
+        struct imbrex_kv_sim_tier tier = {.capacity_tokens = 512, .tokens_per_s = 1};
         struct imbrex_kv_sim_result *result = untouched;
         struct imbrex_error err = {0};
         enum imbrex_status expected = IMBREX_STATUS_INVALID_ARGUMENT;
@@ -268,6 +331,18 @@ static void test_refused(void **state)
             options.has_prefetch = true;
             options.fetch_ratio = 0;
             break;
+        case 20:
+        case 21:
+        case 22:
+        case 23:
+        case 24:
+        case 25:
+            options.tiers = i == 20 ? NULL : &tier;
+            options.num_tiers = i == 21 ? IMBREX_KV_SIM_MAX_TIERS + 1 : 1;
+            tier.capacity_tokens -= i == 22;
+            tier.tokens_per_s = i == 23 ? 0 : i == 24 ? (double)NAN : 1;
+            tier.latency_s = i == 25 ? -1 : 0;
+            break;
         default:
             options.progress = end_at_half;
             expected = IMBREX_STATUS_CANCELLED;
@@ -281,9 +356,8 @@ static void test_refused(void **state)
 int run_sim_run_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_live),
-        cmocka_unit_test(test_stopped_reading),
+        cmocka_unit_test(test_rows),    cmocka_unit_test(test_live),
+        cmocka_unit_test(test_tiers),   cmocka_unit_test(test_stopped_reading),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests_name("sim_run", tests, NULL, NULL);

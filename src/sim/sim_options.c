@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sim/sim_options.h"
+
+static enum imbrex_status refuse(struct imbrex_error *err, const char *option, const char *expected,
+                                 double found)
+{
+    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected %s, found %g", option,
+                     expected, found);
+}
+
+static enum imbrex_status refuse_null(struct imbrex_error *err, const char *option,
+                                      const char *expected)
+{
+    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected %s, found NULL", option,
+                     expected);
+}
+
+/* [count] names, none of them NULL. */
+static enum imbrex_status check_texts(const char *option, const char *const *texts, size_t count,
+                                      struct imbrex_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (texts == NULL || texts[i] == NULL) {
+            return refuse_null(err, option, "texts");
+        }
+    }
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status check_tiers(const struct imbrex_kv_sim_options *options,
+                                      struct imbrex_error *err)
+{
+    if (options->num_tiers > IMBREX_KV_SIM_MAX_TIERS) {
+        return refuse(err, "tiers", "at most 4", (double)options->num_tiers);
+    }
+    if (options->num_tiers > 0 && options->tiers == NULL) {
+        return refuse_null(err, "tiers", "structs");
+    }
+    for (size_t i = 0; i < options->num_tiers; i++) {
+        const struct imbrex_kv_sim_tier *tier = &options->tiers[i];
+        if (tier->capacity_tokens < options->block_size) {
+            return refuse(err, "capacity_tokens of a tier", "at least a block of tokens",
+                          (double)tier->capacity_tokens);
+        }
+        if (!(tier->tokens_per_s > 0 && tier->tokens_per_s <= 1e15)) {
+            return refuse(err, "tokens_per_s of a tier", "more than 0, at most 1e15",
+                          tier->tokens_per_s);
+        }
+        if (!(tier->latency_s >= 0 && tier->latency_s <= 1e6)) {
+            return refuse(err, "latency_s of a tier", "0 to 1e6", tier->latency_s);
+        }
+    }
+    return IMBREX_STATUS_OK;
+}
+
+enum imbrex_status sim_options_check(const struct imbrex_kv_sim_options *options,
+                                     struct imbrex_error *err)
+{
+    if (options == NULL) {
+        return refuse_null(err, "options", "a struct");
+    }
+    TRY(check_texts("traces", options->traces, options->num_traces, err));
+    if (options->policies != NULL) {
+        TRY(check_texts("policies", options->policies, options->num_policies, err));
+    }
+    if (options->capacities == NULL && options->num_capacities > 0) {
+        return refuse_null(err, "capacities", "numbers");
+    }
+    if (options->num_traces < 1) {
+        return refuse(err, "traces", "one or more", 0);
+    }
+    if (options->num_capacities < 1) {
+        return refuse(err, "capacities", "one or more", 0);
+    }
+    if (options->block_size < 1) {
+        return refuse(err, "block_size", "1 or more", options->block_size);
+    }
+    for (size_t i = 0; i < options->num_capacities; i++) {
+        if (options->capacities[i] < options->block_size) {
+            return refuse(err, "capacity", "at least a block of tokens",
+                          (double)options->capacities[i]);
+        }
+    }
+    if (options->num_slots < 1) {
+        return refuse(err, "num_slots", "1 or more", options->num_slots);
+    }
+    /* Turned round so that NaN is refused too. */
+    if (!(options->prefill_tokens_per_s >= 0 && options->prefill_tokens_per_s <= 1e15)) {
+        return refuse(err, "prefill_tokens_per_s", "0 to 1e15", options->prefill_tokens_per_s);
+    }
+    if (options->prefill_tokens_per_s == 0 &&
+        !(options->target_queue > 0 && options->target_queue <= 1e6)) {
+        return refuse(err, "target_queue", "more than 0, at most 1e6", options->target_queue);
+    }
+    if (!(options->decode_s_per_token >= 0 && options->decode_s_per_token <= 1e3)) {
+        return refuse(err, "decode_s_per_token", "0 to 1000", options->decode_s_per_token);
+    }
+    if (!(options->session_span_s >= 0 && options->session_span_s <= 1e9)) {
+        return refuse(err, "session_span_s", "0 to 1e9", options->session_span_s);
+    }
+    if (!(options->warm >= 0 && options->warm < 1)) {
+        return refuse(err, "warm", "0 or more, less than 1", options->warm);
+    }
+    TRY(check_tiers(options, err));
+    if (options->has_prefetch && options->num_tiers == 0 &&
+        !(options->fetch_ratio > 0 && options->fetch_ratio <= 1e6)) {
+        return refuse(err, "fetch_ratio", "more than 0, at most 1e6", options->fetch_ratio);
+    }
+    if (!(options->hint_error <= 1)) {
+        return refuse(err, "hint_error", "at most 1", options->hint_error);
+    }
+    return IMBREX_STATUS_OK;
+}
