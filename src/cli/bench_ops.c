@@ -13,7 +13,6 @@
 #include "cli/tuned_path.h"
 
 static const struct bench_ops_settings bench_ops_defaults = {
-    .shapes = "qwen2.5",
     .op = {.value = BENCH_OP_GEMM_SWIGLU},
     .cpu = {.value = IMBREX_CPU_ALL},
     .num_pairs = {.value = 15},
@@ -25,7 +24,10 @@ static const struct bench_ops_settings bench_ops_defaults = {
 };
 
 #define CUDA_ROWS "128,256,512,1024,2048,4096,8192,16384"
-#define CPU_ROWS "1,8,64,512"
+#define CUDA_SHAPES "qwen2.5"
+/* What is over within a minute. */
+#define CPU_ROWS "1,512"
+#define CPU_SHAPES "0.5B"
 
 static const struct option_choice op_choices[] = {{"gemm_swiglu", BENCH_OP_GEMM_SWIGLU},
                                                   {"gemm", BENCH_OP_GEMM},
@@ -95,6 +97,7 @@ static const struct option_spec bench_ops_options[] = {
      .group = "What",
      .help = "qwen2.5 (its seven models), some of them (7B,72B), or HxI: hidden_size x "
              "intermediate_size",
+     .default_text = CUDA_SHAPES "; on a CPU " CPU_SHAPES,
      .offset = offsetof(struct bench_ops_settings, shapes)},
     {.long_name = "m",
      .argument = "LIST",
@@ -611,7 +614,10 @@ static int parse_lists(const struct bench_ops_settings *settings, bool is_cpu,
                        struct bench_ops_cells *cells)
 {
     const char *rows = settings->rows != NULL ? settings->rows : is_cpu ? CPU_ROWS : CUDA_ROWS;
-    int exit_code = parse_list(settings->shapes, parse_shape, cells);
+    const char *shapes = settings->shapes != NULL ? settings->shapes
+                         : is_cpu                 ? CPU_SHAPES
+                                                  : CUDA_SHAPES;
+    int exit_code = parse_list(shapes, parse_shape, cells);
 
     if (exit_code == EXIT_CODE_OK) {
         exit_code = parse_list(rows, parse_rows, cells);
@@ -625,6 +631,17 @@ static int parse_lists(const struct bench_ops_settings *settings, bool is_cpu,
             parse_list(settings->dtypes != NULL ? settings->dtypes : "bf16", parse_dtype, cells);
     }
     return exit_code;
+}
+
+/* What the defaults of a CPU leave out. */
+static void print_left_out(const struct bench_ops_settings *settings)
+{
+    if (settings->shapes == NULL) {
+        output_printf("left out: the other shapes of Qwen2.5; --shapes qwen2.5 has all\n");
+    }
+    if (settings->rows == NULL) {
+        output_printf("left out: other numbers of tokens; --m 1,8,64,512 has what lies between\n");
+    }
 }
 
 static int run(const void *settings_bytes, const char *model)
@@ -655,7 +672,11 @@ static int run(const void *settings_bytes, const char *model)
         return exit_code;
     }
     if (is_cpu) {
-        return bench_ops_cpu(settings, &cells);
+        exit_code = bench_ops_cpu(settings, &cells);
+        if (exit_code == EXIT_CODE_OK) {
+            print_left_out(settings);
+        }
+        return exit_code;
     }
 #if IMBREX_CUDA
     return bench_ops_cuda(settings, &cells);

@@ -150,6 +150,19 @@ class BenchOps(TestCase):
         self.assertEqual(sorted([entry["op"] for entry in report["left_out"]] +
                                 ["rmsnorm", "down_proj"]), sorted(CPU_OPS))
 
+    # Fault: defaults that take minutes on a CPU, or leave cells out without saying which.
+    def test_cpu_defaults(self):
+        path = self.path("ops.json")
+        result = run("bench", "ops", "--device", "cpu", "--op", "rmsnorm", "--pairs", "1",
+                     "--no-roofs", "-o", path)
+        self.assert_ok(result)
+        with open(path, encoding="utf-8") as file:
+            rows = json.load(file)["rows"]
+        self.assertEqual([(row["shape"], row["m"]) for row in rows], [("0.5B", 1), ("0.5B", 512)])
+        printed = result.stdout.decode()
+        for option in ("--shapes qwen2.5", "--m 1,8,64,512"):
+            self.assertIn(option, printed)
+
     # Fault: kernels by name that are not those, or of which others run beside them.
     def test_one_path(self):
         report = self.cpu_report("--shapes", "64x64", "--m", "1", "--op", "down_proj", "--cpu",

@@ -32,7 +32,6 @@
 #define FEW_PANEL_MIN_COLS 16
 /* Narrower panels would read activations too often. */
 #define PANEL_MIN_COLS 24
-#define BLOCK_PANEL_COLS 32
 /* Scratch: sums of a row tile, then partial sums. */
 #define SUMS_BYTES (64 * 1024)
 #define PARTIAL_BYTES (256 * 1024)
@@ -156,26 +155,29 @@ static void choose_ahead(struct walk *walk, int64_t num_lines, int32_t num_cols,
     }
 }
 
-/* `width` sums of each row, out of num_cols. Inlined with a constant width, so that a copy is one
- * move. */
-static inline __attribute__((always_inline)) void copy_rows(const float *sums, int32_t num_rows,
-                                                            int32_t num_cols, int32_t width,
-                                                            float *at, int64_t stride)
+/* Sums of a tile with two matrices, `width` columns of each, to where those of either are
+ * collected. Inlined with constants, so that a copy is one move. */
+static inline __attribute__((always_inline)) void split_rows(const float *sums, int32_t num_rows,
+                                                             int32_t width, float *const at[2],
+                                                             int64_t stride)
 {
     for (int32_t row = 0; row < num_rows; row++) {
-        memcpy(at + row * stride, sums + row * num_cols, (size_t)width * sizeof(float));
+        for (int32_t matrix = 0; matrix < 2; matrix++) {
+            memcpy(at[matrix] + row * stride, sums + (2 * row + matrix) * width,
+                   (size_t)width * sizeof(float));
+        }
     }
 }
 
-static void copy_sums(const float *sums, int32_t num_rows, int32_t num_cols, int32_t width,
-                      float *at, int64_t stride)
+static void split_sums(const float *sums, int32_t num_rows, int32_t width, float *const at[2],
+                       int64_t stride)
 {
-    if (width == 4) {
-        copy_rows(sums, num_rows, num_cols, 4, at, stride);
-    } else if (width == 2) {
-        copy_rows(sums, num_rows, num_cols, 2, at, stride);
+    if (width == 2) {
+        split_rows(sums, num_rows, 2, at, stride);
+    } else if (num_rows == DOT_TILE_MAX_ROWS) {
+        split_rows(sums, DOT_TILE_MAX_ROWS, 1, at, stride);
     } else {
-        copy_rows(sums, num_rows, num_cols, 1, at, stride);
+        split_rows(sums, num_rows, 1, at, stride);
     }
 }
 
@@ -224,12 +226,15 @@ static void compute_run(struct walk *walk, const struct run *run)
             choose_ahead(walk, num_lines, num_cols, &tile);
         }
         tile.partial = (float *)(void *)(run->partials + call_idx * partial_bytes);
-        fn(&tile, results);
-        for (int32_t matrix = 0; matrix < job->num_matrices && !tile.is_continued; matrix++) {
-            copy_sums(results + matrix * width, run->num_rows, num_cols, width,
-                      walk->sums + matrix * DOT_TILE_MAX_ROWS * walk->sums_stride +
-                          (col - walk->panel_begin),
-                      walk->sums_stride);
+        float *sums = walk->sums + (col - walk->panel_begin);
+        if (job->num_matrices == 1) {
+            fn(&tile, sums, walk->sums_stride);
+            continue;
+        }
+        fn(&tile, results, num_cols);
+        if (!tile.is_continued) {
+            float *const at[2] = {sums, sums + DOT_TILE_MAX_ROWS * walk->sums_stride};
+            split_sums(results, run->num_rows, width, at, walk->sums_stride);
         }
     }
 }
@@ -334,15 +339,17 @@ static void plan_walk(struct walk *walk, int64_t num_cols)
     walk->num_chunk_tiles = 1;
     walk->panel_cols = max_cols;
     if (walk->num_tiles > 1) {
-        int64_t num_blocks = divide_up(job->num_elements, job->tiles->max_block_k);
+        int64_t num_blocks = job->num_elements <= job->tiles->max_whole_k
+                                 ? 1
+                                 : divide_up(job->num_elements, job->tiles->max_block_k);
         bool are_few = walk->num_tiles <= FEW_ROW_TILES;
         int64_t min_cols = (are_few ? FEW_PANEL_MIN_COLS : PANEL_MIN_COLS) / job->num_matrices;
         walk->block_k = round_up(divide_up(job->num_elements, num_blocks), BLOCK_UNIT_K);
         walk->panel_cols = (are_few ? FEW_PANEL_BYTES : job->tiles->panel_bytes) / col_bytes;
         if (walk->panel_cols < min_cols) {
             walk->panel_cols = min_cols;
-            if (min_cols * col_bytes > job->tiles->panel_bytes * 3 / 2) {
-                walk->panel_cols = BLOCK_PANEL_COLS / job->num_matrices;
+            if (min_cols * col_bytes > job->tiles->max_panel_bytes) {
+                walk->panel_cols = job->tiles->block_panel_cols / job->num_matrices;
                 walk->num_chunk_tiles =
                     PARTIAL_BYTES /
                     (round_up(walk->panel_cols, DOT_TILE_MAX_COLS) * col_partial_bytes);

@@ -29,18 +29,23 @@ struct dot_tile {
     int32_t num_elements;
 };
 
-/* sums[row * num_cols + col] = sum over k of a[row, k] * weight_rows[col][k]; unwritten if
+/* sums[row * stride + col] = sum over k of a[row, k] * weight_rows[col][k]; unwritten if
  * is_continued. Every sum is built the same way whatever tile it stands in: one vector of
  * accumulators, k ascending, one fused multiply-add each, a fixed tree over the lanes. */
-typedef void dot_tile_fn(const struct dot_tile *tile, float *sums);
+typedef void dot_tile_fn(const struct dot_tile *tile, float *sums, int64_t stride);
 
 /* The tiles of an instruction set. */
 struct dot_tiles {
     int32_t vector_bytes;
     int32_t a_element_bytes; /* of activations */
     int32_t panel_bytes;     /* a panel of weights that L2 holds beside what is on its way there */
-    int32_t max_block_k; /* elements of a row that one tile adds up, where there are many rows */
-    int32_t most_rows;   /* of a tile */
+    /* Of panels of the least width, all k. Where they would be larger, only blocks of k of panels
+     * of block_panel_cols are in L2. */
+    int32_t max_panel_bytes, block_panel_cols;
+    /* Where there are many rows of activations, rows of more than max_whole_k elements are added up
+     * in blocks of at most max_block_k. */
+    int32_t max_whole_k, max_block_k;
+    int32_t most_rows;                       /* of a tile */
     int32_t num_cols[DOT_TILE_MAX_ROWS + 1]; /* of the tile of so many rows; 0: there is none */
     dot_tile_fn *fns[DTYPE_NUM_PLAIN][DOT_TILE_MAX_ROWS + 1]; /* NULL: not for this dtype */
 };

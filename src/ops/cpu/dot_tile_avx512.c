@@ -52,7 +52,7 @@ VEC_INLINE void tile_step(const struct operands *from, enum dtype dtype, int num
 }
 
 VEC_INLINE void tile_compute(const struct dot_tile *tile, enum dtype dtype, int num_rows,
-                             float *results)
+                             float *results, int64_t stride)
 {
     const int64_t line_elements = LINE_BYTES / (dtype == DTYPE_F32 ? 4 : 2);
     const int num_sums = num_rows * DOT_TILE_MAX_COLS;
@@ -103,17 +103,18 @@ VEC_INLINE void tile_compute(const struct dot_tile *tile, enum dtype dtype, int 
         return;
     }
     VEC_UNROLL
-    for (int idx = 0; idx < num_sums; idx += 4) {
-        _mm_storeu_ps(results + idx,
-                      vec_sums_of_4(sums[idx], sums[idx + 1], sums[idx + 2], sums[idx + 3]));
+    for (int row = 0; row < num_rows; row++) {
+        const __m512 *of_row = sums + row * DOT_TILE_MAX_COLS;
+        _mm_storeu_ps(results + row * stride,
+                      vec_sums_of_4(of_row[0], of_row[1], of_row[2], of_row[3]));
     }
 }
 
-#define DEFINE_TILE(dtype, num_rows, num_cols)                                      \
-    static void tile_##dtype##_##num_rows##x##num_cols(const struct dot_tile *tile, \
-                                                       float *results)              \
-    {                                                                               \
-        tile_compute(tile, DTYPE_##dtype, num_rows, results);                       \
+#define DEFINE_TILE(dtype, num_rows, num_cols)                                         \
+    static void tile_##dtype##_##num_rows##x##num_cols(const struct dot_tile *tile,    \
+                                                       float *results, int64_t stride) \
+    {                                                                                  \
+        tile_compute(tile, DTYPE_##dtype, num_rows, results, stride);                  \
     }
 #define DEFINE_TILES(num_rows, num_cols)  \
     DEFINE_TILE(BF16, num_rows, num_cols) \
@@ -132,6 +133,9 @@ static const struct dot_tiles avx512_dot_tiles = {.vector_bytes = 64,
                                                   .a_element_bytes = 4,
                                                   .most_rows = 6,
                                                   .panel_bytes = 384 * 1024,
+                                                  .max_panel_bytes = 576 * 1024,
+                                                  .block_panel_cols = 32,
+                                                  .max_whole_k = 5120,
                                                   .max_block_k = 5120,
                                                   .num_cols = {DOT_TILE_SHAPES(TILE_COLS)},
                                                   .fns = {DOT_TILE_SHAPES(TILE_ENTRIES)}};

@@ -28,7 +28,7 @@ static void store_swiglu(const void *arg, const struct dot_sums *sums)
             __m256 up = _mm256_load_ps(sums->at[1] + row * sums->stride + idx);
             gate = add_bias(gate, params->gate_bias, col, mask);
             up = add_bias(up, params->up_bias, col, mask);
-            _mm256_maskstore_ps(d + col, mask, _mm256_mul_ps(vec_silu(gate), up));
+            vec_store_first(d + col, _mm256_mul_ps(vec_silu(gate), up), sums->num_cols - idx);
         }
     }
 }

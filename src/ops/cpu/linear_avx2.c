@@ -23,7 +23,7 @@ static void store_linear(const void *arg, const struct dot_sums *sums)
             if (params->residual != NULL) {
                 sum = _mm256_add_ps(sum, _mm256_maskload_ps(params->residual + d_idx + col, mask));
             }
-            _mm256_maskstore_ps(params->d + d_idx + col, mask, sum);
+            vec_store_first(params->d + d_idx + col, sum, sums->num_cols - col);
         }
     }
 }

@@ -23,11 +23,48 @@ VEC_INLINE __m256 vec_keep(__m256 vec)
     return vec;
 }
 
+/* Eight elements from any address, loaded where this stands: after the products that stand before
+ * it and before those behind it. What gcc 12 arranges by itself needs more registers than there
+ * are. */
+VEC_INLINE __m256 vec_load_here(const float *at)
+{
+    __m256 vec;
+    __asm__ volatile("vmovups %1, %0" : "=x"(vec) : "m"(*(const __m256_u *)(const void *)at));
+    return vec;
+}
+
+/* sum + a * b with one rounding, in the register of the sum; likewise in its place. */
+VEC_INLINE __m256 vec_add_product(__m256 sum, __m256 a, __m256 b)
+{
+    __asm__ volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
+}
+
+/* The same with `a` in memory, at any address: one instruction. */
+VEC_INLINE __m256 vec_add_product_at(__m256 sum, const float *a, __m256 b)
+{
+    __asm__ volatile("vfmadd231ps %1, %2, %0"
+                     : "+x"(sum)
+                     : "m"(*(const __m256_u *)(const void *)a), "x"(b));
+    return sum;
+}
+
 /* Lanes [0, num_lanes) set. */
 VEC_INLINE __m256i vec_mask_low(int32_t num_lanes)
 {
     __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(num_lanes), lanes);
+}
+
+/* The first num_lanes lanes, all of them from eight on. A masked store is a long sequence of
+ * micro-operations on AMD processors. */
+VEC_INLINE void vec_store_first(float *at, __m256 vec, int32_t num_lanes)
+{
+    if (num_lanes >= VEC_LANES) {
+        _mm256_storeu_ps(at, vec);
+    } else {
+        _mm256_maskstore_ps(at, vec_mask_low(num_lanes), vec);
+    }
 }
 
 /* Eight weights from any byte address, widened. The conversions are exact. */
