@@ -5,7 +5,6 @@
 #   CFLAGS='-O2 -g' optimisation and debugging   PREFIX=/usr/local  where `make install` puts it
 #   JOBS=n          compilations at once         DESTDIR=           prefix for packagers
 #   TESTS='a b'     run only these tests         FUZZ_SECONDS=60    time for each fuzz target
-#   LEAVE_OUT='a b' not these under asan
 #   CUDA=0          leave the CUDA kernels out   NVCC=nvcc          their compiler
 #   V=1             print whole commands
 
@@ -22,7 +21,6 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 FUZZ_CC ?= clang
 FUZZ_SECONDS ?= 60
 TESTS ?=
-LEAVE_OUT ?=
 V ?=
 
 # CUDA kernels are built where there is a toolkit; without one the library has the CPU engine alone.
@@ -395,8 +393,7 @@ test-built: all test-programs $(EXAMPLES)
 	@$(RUN_TESTS) tools/check_style tools/check_layers $(TEST_PROGRAMS) $(EXAMPLES) $(SCRIPT_TESTS)
 
 asan-built: test-programs
-	@$(RUN_TESTS) $(filter-out $(addprefix %/,$(LEAVE_OUT)),$(TEST_PROGRAMS)) \
-	    $(filter tests/cli/%,$(SCRIPT_TESTS))
+	@$(RUN_TESTS) $(TEST_PROGRAMS) $(filter tests/cli/%,$(SCRIPT_TESTS))
 
 # Of the programs with threads, those that ThreadSanitizer does not slow down to many minutes.
 TSAN_PROGRAMS := $(UNIT) $(filter %/golden_stories260k,$(GOLDENS))

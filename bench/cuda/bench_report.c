@@ -11,6 +11,7 @@
 #include "bench/cuda/bench_image.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/report_header.h"
 
 /* Dense bf16 by the data sheet of the H100 and H200 SXM, and what it is made of: 132 SMs of 4096
  * operations a clock, at 1.83 GHz. Memory by the data sheet of the H200. */
@@ -403,13 +404,12 @@ static bool write_json(struct bench_report *report, const struct bench *bench)
              json_pack("{s:i, s:f, s:f}", "cells", report->num_gate_first, "geomean_over_gemm",
                        exp(report->log_gate_first_sum / num_gate_first), "geomean_over_chosen",
                        exp(report->log_gate_first_ours_sum / num_gate_first))) == 0) &&
-        json_object_set(report->root, "rows", report->rows) == 0 &&
-        json_dump_file(report->root, bench->settings->output,
-                       JSON_INDENT(1) | JSON_REAL_PRECISION(6)) == 0;
+        json_object_set(report->root, "rows", report->rows) == 0;
     if (!is_ok) {
-        output_error("%s: cannot be written", bench->settings->output);
+        output_error("out of memory");
+        return false;
     }
-    return is_ok;
+    return report_write(bench->settings->output, NULL, report->root) == EXIT_CODE_OK;
 }
 
 int bench_report_finish(struct bench_report *report, const struct bench *bench)

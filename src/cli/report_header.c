@@ -2,11 +2,13 @@
 #include "cli/report_header.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli/command.h"
 #include "cli/machine.h"
@@ -40,9 +42,19 @@ json_t *report_header(const char *benchmark)
 
 int report_open(const char *path, FILE **file)
 {
-    *file = fopen(path, "ae");
+    /* A file that was not there is gone again until the report is: a run that fails leaves none. */
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0) {
+        (void)unlink(path);
+    } else {
+        fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    }
+    *file = fd >= 0 ? fdopen(fd, "a") : NULL;
     if (*file == NULL) {
         output_error("%s: cannot write: %s", path, strerror(errno));
+        if (fd >= 0) {
+            (void)close(fd);
+        }
         return EXIT_CODE_FAILURE;
     }
     return EXIT_CODE_OK;
@@ -61,7 +73,8 @@ int report_write_text(const char *path, FILE *file, const char *text)
     memcpy(lines, text, length);
     memcpy(lines + length, "\n", 2);
     /* A pipe stays open from the beginning, for whoever reads it. */
-    bool is_regular = fstat(fileno(file), &status) == 0 && S_ISREG(status.st_mode);
+    bool is_regular =
+        file == NULL || (fstat(fileno(file), &status) == 0 && S_ISREG(status.st_mode));
     bool is_written = is_regular ? replace_file(path, lines, length + 1)
                                  : fputs(lines, file) >= 0 && fflush(file) == 0;
     if (!is_written) {

@@ -11,10 +11,10 @@ json_t *report_header(const char *benchmark);
 /* A path need not be UTF-8, which JSON is: then, and for NULL, it is null. */
 json_t *report_text(const char *text);
 /* Opens a file that is to be replaced at the end, so that a name that cannot be written costs no
- * run. Returns an exit code. */
+ * run. One that is not there is not made before the end. Returns an exit code. */
 int report_open(const char *path, FILE **file);
 /* The text and a line end, in place of what the file held, which stays if they cannot be written.
- * Returns an exit code. */
+ * `file` is report_open's, or NULL: opened now. Returns an exit code. */
 int report_write_text(const char *path, FILE *file, const char *text);
 /* The root as text, in place of what the file held, as above. */
 int report_write(const char *path, FILE *file, const json_t *root);

@@ -67,6 +67,17 @@ class BenchModel(TestCase):
             self.assertEqual(file.read(), "the one before")
         self.assertFalse(os.path.exists(path + ".partial"))
 
+    # Fault: a run that ends without a report leaves an empty one, which looks like one to whoever
+    # comes next.
+    def test_no_report(self):
+        path = self.path("new.json")
+        full = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))}
+        for arguments in (("model", "-p", "0", "-n", "1", "-r", "1", "--no-roofs"),
+                          ("engine", "--requests", "1")):
+            self.assert_error(run("bench", *arguments, "--json", path, **full), 1, path,
+                              "File too large")
+            self.assertFalse(os.path.exists(path) or os.path.exists(path + ".partial"))
+
     # Fault: Ctrl-C while random weights are drawn waits until all of them are, for an empty table.
     def test_interrupt_while_opening(self):
         with start("bench", "model", "random:qwen2.5-0.5b", "-p", "0", "-n", "1") as process:

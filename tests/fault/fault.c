@@ -4,12 +4,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 static atomic_int_fast64_t num_calls[2];
 static atomic_int_fast64_t num_live;
@@ -65,6 +69,27 @@ int64_t fault_num_calls(enum fault_kind kind)
 int64_t fault_num_live(void)
 {
     return num_live;
+}
+
+int64_t fault_each_call(enum fault_kind kind, bool lasting, enum imbrex_status expected,
+                        fault_life *life, void *arg)
+{
+    for (int64_t num_failed = 0;; num_failed++) {
+        int64_t num_live_before = fault_num_live();
+        fault_arm(kind, num_failed + 1, lasting);
+        enum imbrex_status status = life(arg);
+        bool is_refused = fault_disarm();
+        int64_t num_leaked = fault_num_live() - num_live_before;
+        enum imbrex_status wanted = is_refused ? expected : IMBREX_STATUS_OK;
+        if (num_leaked != 0 || status != wanted) {
+            fail_msg("call %ld failing: expected %s, found %s, %ld allocations leaked",
+                     (long)num_failed + 1, imbrex_status_name(wanted), imbrex_status_name(status),
+                     (long)num_leaked);
+        }
+        if (!is_refused) {
+            return num_failed;
+        }
+    }
 }
 
 /* Counts a call and says whether it must fail. */

@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "imbrex.h"
+
 enum fault_kind {
     FAULT_MEMORY, /* malloc, calloc, realloc, strdup, mmap, pthread_create */
     FAULT_FILE,   /* open, read */
@@ -21,5 +23,13 @@ bool fault_disarm(void);
 int64_t fault_num_calls(enum fault_kind kind);
 /* Heap blocks and mappings that are allocated and not yet freed. */
 int64_t fault_num_live(void);
+
+/* What is under test from its creation to its end, nothing left of it; looks itself at what came of
+ * it. */
+typedef enum imbrex_status fault_life(void *arg);
+/* Lives with call 1, 2, 3, ... of the kind failing, until a life passes without. Fails the test
+ * unless those end with `expected`, the last one with OK, and none leaks. How many calls failed. */
+int64_t fault_each_call(enum fault_kind kind, bool is_lasting, enum imbrex_status expected,
+                        fault_life *life, void *arg);
 
 #endif

@@ -15,8 +15,9 @@
 #include "ops/cuda/cuda_device.h"
 #include "tests/cuda/fake_driver.h"
 
-static enum imbrex_status live(int *num_retained)
+static enum imbrex_status live(void *arg)
 {
+    (void)arg;
     struct imbrex_device *device = NULL;
     struct imbrex_error err = {.message = ""};
     const void *memory = (const void *)(uintptr_t)0x10000000;
@@ -37,7 +38,7 @@ static enum imbrex_status live(int *num_retained)
     }
     assert_true(status == IMBREX_STATUS_OK || strlen(err.message) > 0);
     imbrex_device_close(device);
-    *num_retained = fake.num_retained;
+    assert_int_equal(fake.num_retained, 0);
     return status;
 }
 
@@ -45,22 +46,9 @@ static enum imbrex_status live(int *num_retained)
 static void test_each_allocation(void **state)
 {
     (void)state;
-    int num_retained = 0;
-    for (int64_t num_failed = 0;; num_failed++) {
-        int64_t num_live = fault_num_live();
-        fault_arm(FAULT_MEMORY, num_failed + 1, false);
-        enum imbrex_status status = live(&num_retained);
-        bool has_failed = fault_disarm();
-        assert_int_equal(fault_num_live(), num_live);
-        assert_int_equal(num_retained, 0);
-        if (!has_failed) {
-            assert_int_equal(status, IMBREX_STATUS_OK);
-            /* The device, its kernels, its tensor maps; a launch takes none. */
-            assert_int_equal(num_failed, 3);
-            break;
-        }
-        assert_int_equal(status, IMBREX_STATUS_OUT_OF_MEMORY);
-    }
+    /* The device, its kernels, its tensor maps; a launch takes none. */
+    assert_int_equal(fault_each_call(FAULT_MEMORY, false, IMBREX_STATUS_OUT_OF_MEMORY, live, NULL),
+                     3);
 }
 
 int main(void)

@@ -23,8 +23,9 @@ static bool exists(const char *path)
 }
 
 /* Writes the built-in model, writes what came out once more, and opens that. */
-static enum imbrex_status live(void)
+static enum imbrex_status live(void *arg)
 {
+    (void)arg;
     static const char *const models[] = {"models/stories260K", OUT_PATH, OUT_PATH,
                                          "random:qwen2.5-0.5b"};
     struct imbrex_quantize_options options = imbrex_quantize_options_default();
@@ -32,6 +33,7 @@ static enum imbrex_status live(void)
     options.path = OUT_PATH;
     options.overwrite = true;
     options.num_threads = 2;
+    (void)unlink(OUT_PATH);
     for (size_t i = 0; i < sizeof(models) / sizeof(models[0]) && status == IMBREX_STATUS_OK; i++) {
         struct imbrex_error err = {0};
         struct imbrex_model *model = NULL;
@@ -43,35 +45,10 @@ static enum imbrex_status live(void)
         assert_true(status == IMBREX_STATUS_OK || strlen(err.message) > 0);
         imbrex_model_close(model);
     }
+    assert_false(exists(OUT_PATH ".partial"));
+    assert_true(exists(OUT_PATH) || status != IMBREX_STATUS_OK);
+    (void)unlink(OUT_PATH);
     return status;
-}
-
-static int64_t fail_each(enum fault_kind kind, bool is_lasting, enum imbrex_status expected)
-{
-    int64_t num_failed = 0;
-    for (;;) {
-        int64_t num_live = fault_num_live();
-        (void)unlink(OUT_PATH);
-        fault_arm(kind, num_failed + 1, is_lasting);
-        enum imbrex_status status = live();
-        bool has_failed = fault_disarm();
-        if (fault_num_live() != num_live) {
-            fail_msg("call %ld failing: %ld allocations leaked", (long)num_failed + 1,
-                     (long)(fault_num_live() - num_live));
-        }
-        assert_false(exists(OUT_PATH ".partial"));
-        if (!has_failed) {
-            assert_int_equal(status, IMBREX_STATUS_OK);
-            assert_true(exists(OUT_PATH));
-            (void)unlink(OUT_PATH);
-            return num_failed;
-        }
-        if (status != expected) {
-            fail_msg("call %ld failing: expected %s, found %s", (long)num_failed + 1,
-                     imbrex_status_name(expected), imbrex_status_name(status));
-        }
-        num_failed++;
-    }
 }
 
 /* Catches: an unchecked allocation (crash), a leak on a failure path, a wrong status, a partial
@@ -79,7 +56,8 @@ static int64_t fail_each(enum fault_kind kind, bool is_lasting, enum imbrex_stat
 static void test_each_allocation(void **state)
 {
     (void)state;
-    int64_t num_failed = fail_each(FAULT_MEMORY, false, IMBREX_STATUS_OUT_OF_MEMORY);
+    int64_t num_failed =
+        fault_each_call(FAULT_MEMORY, false, IMBREX_STATUS_OUT_OF_MEMORY, live, NULL);
     print_message("%ld allocations failed one by one\n", (long)num_failed);
     assert_true(num_failed > 60);
 }
@@ -88,7 +66,7 @@ static void test_each_allocation(void **state)
 static void test_each_file_call(void **state)
 {
     (void)state;
-    assert_true(fail_each(FAULT_FILE, false, IMBREX_STATUS_IO) >= 8);
+    assert_true(fault_each_call(FAULT_FILE, false, IMBREX_STATUS_IO, live, NULL) >= 8);
 }
 
 int main(void)

@@ -61,8 +61,10 @@ static void run(struct kv_cache *cache, struct kv_pool *pool, struct kv_hasher *
     }
 }
 
-static enum imbrex_status live(const char *policy)
+/* arg: the name of the policy. */
+static enum imbrex_status live(void *arg)
 {
+    const char *policy = arg;
     const struct kv_cache_options options = {
         .max_requests = NUM_REQUESTS,
         .block_size = BLOCK_SIZE,
@@ -109,20 +111,8 @@ static void test_memory(void **state)
 {
     (void)state;
     for (int32_t i = 0; kv_policy_name(i) != NULL; i++) {
-        int64_t num_failed = 0;
-        for (;;) {
-            int64_t num_live = fault_num_live();
-            fault_arm(FAULT_MEMORY, num_failed + 1, false);
-            enum imbrex_status status = live(kv_policy_name(i));
-            bool has_failed = fault_disarm();
-            assert_int_equal(fault_num_live(), num_live);
-            assert_int_equal(status, has_failed ? IMBREX_STATUS_OUT_OF_MEMORY : IMBREX_STATUS_OK);
-            if (!has_failed) {
-                break;
-            }
-            num_failed++;
-        }
-        assert_true(num_failed >= 13);
+        assert_true(fault_each_call(FAULT_MEMORY, false, IMBREX_STATUS_OUT_OF_MEMORY, live,
+                                    (void *)(uintptr_t)kv_policy_name(i)) >= 13);
     }
 }
 

@@ -43,8 +43,9 @@ static void run(struct scheduler *scheduler, struct step_plan *plan)
     }
 }
 
-static enum imbrex_status live(void)
+static enum imbrex_status live(void *arg)
 {
+    (void)arg;
     const struct scheduler_options options = {
         .max_running = 3,
         .max_step_tokens = 32,
@@ -86,20 +87,8 @@ end:
 static void test_memory(void **state)
 {
     (void)state;
-    int64_t num_failed = 0;
-    for (;;) {
-        int64_t num_live = fault_num_live();
-        fault_arm(FAULT_MEMORY, num_failed + 1, false);
-        enum imbrex_status status = live();
-        bool has_failed = fault_disarm();
-        assert_int_equal(fault_num_live(), num_live);
-        assert_int_equal(status, has_failed ? IMBREX_STATUS_OUT_OF_MEMORY : IMBREX_STATUS_OK);
-        if (!has_failed) {
-            break;
-        }
-        num_failed++;
-    }
-    assert_true(num_failed >= 13);
+    assert_true(fault_each_call(FAULT_MEMORY, false, IMBREX_STATUS_OUT_OF_MEMORY, live, NULL) >=
+                13);
 }
 
 int main(void)

@@ -37,6 +37,12 @@ int32_t *golden_ids(const json_t *array, int32_t *num_ids)
     return ids;
 }
 
+bool golden_has_path(int32_t path)
+{
+    uint32_t features = cpu_paths[path].features;
+    return cpu_features_detect(features) == features;
+}
+
 struct imbrex_model *golden_open(const char *path)
 {
     struct imbrex_error err;
@@ -196,4 +202,32 @@ const float *golden_logits(struct imbrex_engine *engine, const int32_t *token_id
     free(zeros);
     free(blocks);
     return kept.buffers.logits;
+}
+
+void golden_expect_bit_equal(struct imbrex_model *model, const int32_t *token_ids,
+                             int32_t num_tokens, int32_t num_paths)
+{
+    static const int32_t thread_counts[] = {1, 2, 5};
+    static const int32_t chunks[] = {1, 7, 128};
+    size_t row_bytes = (size_t)model->config.vocab_size * sizeof(float);
+    float *expected = malloc(row_bytes);
+    assert_non_null(expected);
+    for (int32_t path = 0; path < num_paths; path++) {
+        for (size_t i = 0; i < 3 && golden_has_path(path); i++) {
+            struct imbrex_error err;
+            struct imbrex_engine *engine = NULL;
+            struct imbrex_engine_options options = imbrex_engine_options_default();
+            options.cpu_features = cpu_paths[path].features;
+            options.num_threads = thread_counts[i];
+            options.max_step_tokens = chunks[i];
+            golden_check(imbrex_engine_create(model, &options, &engine, &err), &err);
+            const float *logits = golden_logits(engine, token_ids, num_tokens);
+            if (i == 0) {
+                memcpy(expected, logits, row_bytes);
+            }
+            assert_memory_equal(logits, expected, row_bytes);
+            imbrex_engine_destroy(engine);
+        }
+    }
+    free(expected);
 }

@@ -5,6 +5,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,7 +13,7 @@
 #include <jansson.h>
 
 #include "imbrex.h"
-#include "ops/cpu/cpu_kernels.h" /* cpu_paths: those the machine lacks repeat a lower one */
+#include "ops/cpu/cpu_kernels.h" /* cpu_paths */
 
 /* Fails the test with the message unless the call succeeded. */
 void golden_check(enum imbrex_status status, const struct imbrex_error *err);
@@ -21,6 +22,9 @@ void golden_check(enum imbrex_status status, const struct imbrex_error *err);
 json_t *golden_read_json(const char *path);
 /* The integers of a JSON array, allocated with malloc. */
 int32_t *golden_ids(const json_t *array, int32_t *num_ids);
+
+/* Whether the machine has cpu_paths[path]: one that it lacks would only repeat a lower one. */
+bool golden_has_path(int32_t path);
 
 struct imbrex_model *golden_open(const char *path);
 struct imbrex_engine *golden_engine(struct imbrex_model *model, uint32_t cpu_features,
@@ -35,5 +39,10 @@ int32_t golden_greedy(struct imbrex_engine *engine, struct imbrex_model *model,
  * chunks, threads and kernels; a view, valid until the next call. */
 const float *golden_logits(struct imbrex_engine *engine, const int32_t *token_ids,
                            int32_t num_tokens);
+
+/* Fails the test unless each of the first num_paths paths has the same logits, bit for bit, for
+ * several numbers of threads and lengths of chunks. */
+void golden_expect_bit_equal(struct imbrex_model *model, const int32_t *token_ids,
+                             int32_t num_tokens, int32_t num_paths);
 
 #endif

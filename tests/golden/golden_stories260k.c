@@ -22,6 +22,9 @@ static void check_greedy(const char *path)
     int32_t found[NUM_GOLDEN];
     assert_int_equal(num_expected, NUM_GOLDEN);
     for (int32_t i = 0; i < CPU_NUM_FP32_PATHS; i++) {
+        if (!golden_has_path(i)) {
+            continue;
+        }
         for (size_t j = 0; j < sizeof(thread_counts) / sizeof(thread_counts[0]); j++) {
             struct imbrex_engine *engine =
                 golden_engine(model, cpu_paths[i].features, thread_counts[j]);
@@ -117,6 +120,9 @@ static void test_logits(void **state)
         forward_fp64_push(&reference, ids[i]);
     }
     for (int32_t i = 0; i < CPU_NUM_FP32_PATHS; i++) {
+        if (!golden_has_path(i)) {
+            continue;
+        }
         struct imbrex_engine *engine = golden_engine(model, cpu_paths[i].features, 2);
         const float *logits = golden_logits(engine, ids, num_ids);
         for (int32_t id = 0; id < model->config.vocab_size; id++) {
