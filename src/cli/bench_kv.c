@@ -447,7 +447,8 @@ static int choose_options(struct kv_bench *bench)
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
-    bench->token_bytes = engine_settings_kv_token_bytes(&bench->description, &bench->plan);
+    bench->token_bytes = bench->plan.kv_bytes / (size_t)bench->plan.kv_num_blocks /
+                         (size_t)bench->plan.kv_block_size;
     exit_code = choose_tiers(bench, distinct_tokens);
     return exit_code == EXIT_CODE_OK ? engine_settings_check(&settings->engine, &bench->plan)
                                      : exit_code;
