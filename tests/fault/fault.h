@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum fault_kind {
-    FAULT_MEMORY, /* malloc, calloc, realloc, strdup, mmap, pthread_create */
+    FAULT_MEMORY, /* malloc, calloc, realloc, mmap, pthread_create */
     FAULT_FILE,   /* open, read */
 };
 
