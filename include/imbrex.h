@@ -408,6 +408,10 @@ struct imbrex_engine_options {
      * (docs/kv-cache.md). */
     const char *kv_remote_url;
     const char *kv_remote_secret_path;
+    /* Of the time in which blocks can be brought up, how much may go to those that the policy
+     * expects to be asked for, when no request waits for any; 0..100, 0: none. The default is 50;
+     * "predictive" and "seed" are the policies that expect something. */
+    int32_t kv_prefetch_percent;
     uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
     /* Where the model runs: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": a GPU if there is
      * one that can, else the CPU, with a note in the log. NULL: "cpu". */
@@ -745,9 +749,11 @@ struct imbrex_engine_metrics {
     uint64_t num_host_tokens, num_disk_tokens, num_remote_tokens;
     uint64_t num_kv_demoted; /* blocks copied down from the first tier */
     uint64_t num_kv_lost;    /* blocks that went while no tier below had a copy or room for one */
-    uint64_t
-        num_kv_faults;   /* blocks lost to a disk, server or copy that failed, damaged ones too */
-    uint64_t kv_wait_ns; /* time that the next request waited for blocks on their way */
+    uint64_t num_kv_faults;  /* blocks lost to disk, server or a failed copy, damaged ones too */
+    /* Blocks brought up before anybody asked for them; of these, used by a request, and forgotten
+     * unused. */
+    uint64_t num_kv_ahead, num_kv_ahead_used, num_kv_ahead_wasted;
+    uint64_t kv_wait_ns;         /* time that the next request waited for blocks on their way */
     uint64_t num_key_collisions; /* equal keys of different tokens, seen and not taken for a hit */
     uint64_t num_steps, num_failed_steps;
     uint64_t num_bad_logits; /* rows that were not finite */
@@ -756,6 +762,10 @@ struct imbrex_engine_metrics {
     int64_t kv_num_blocks, kv_num_free;     /* free: those that can be given out, cached ones too */
     int64_t kv_host_blocks, kv_disk_blocks; /* that can be found there */
     int64_t kv_remote_up;                   /* 1: the server answers */
+    /* ns that a KV block takes to come up from RAM, as measured at first, and to be computed, as
+     * prompts were lately; 0: unknown. A request waits for blocks no longer than computing them
+     * would take. */
+    int64_t kv_block_ns, kv_recompute_ns;
     /* ns. ITL is the gap between two tokens of one choice. Overhead is a step without its forward
      * pass: planning, sampling, events. Of a GPU forward time is that of all its work for a step,
      * from when it was given or the step before was done, and overhead is a step without what the

@@ -644,6 +644,7 @@ class Engine(_Uncopyable):
         and a folder that a later engine finds again.
     kv_remote_url, kv_remote_secret_path: a Redis or Valkey server for the same, which engines of
         one model may share, and a file of 32 bytes or more that only they have.
+    kv_prefetch_percent: of the time for copies up, for blocks that the policy expects; 0: none.
     tuned: a file or folder of plans that `imbrex tune` measured; refused if the model then runs on
         the CPU.
     batch_invariant: whether a request's bits may not depend on others; None: on on a CPU.
@@ -657,6 +658,7 @@ class Engine(_Uncopyable):
                  kv_policy: Optional[str] = None, kv_host_bytes: int = 0,
                  kv_disk_path: Optional[Path] = None, kv_disk_bytes: int = 0,
                  kv_remote_url: Optional[str] = None, kv_remote_secret_path: Optional[Path] = None,
+                 kv_prefetch_percent: int = 50,
                  tuned: Optional[Path] = None, batch_invariant: Optional[bool] = None,
                  compute: str = "auto") -> None:
         self._lib = library()
@@ -672,7 +674,8 @@ class Engine(_Uncopyable):
             "kv_cache_tokens": kv_cache_tokens, "max_running": max_running,
             "max_step_tokens": max_step_tokens, "max_waiting": max_waiting,
             "batch_invariant": _INVARIANCE[batch_invariant], "compute": _COMPUTE[compute]})
-        _set_fields(options, {"kv_host_bytes": kv_host_bytes, "kv_disk_bytes": kv_disk_bytes})
+        _set_fields(options, {"kv_host_bytes": kv_host_bytes, "kv_disk_bytes": kv_disk_bytes,
+                              "kv_prefetch_percent": kv_prefetch_percent})
         options.kv_policy = _c_text(kv_policy, "kv_policy")
         options.kv_disk_path = _c_path(kv_disk_path, "kv_disk_path")
         options.kv_remote_url = _c_text(kv_remote_url, "kv_remote_url")

@@ -279,6 +279,7 @@ int engine_settings_choose_tiers(const struct engine_settings *settings,
 {
     int exit_code = EXIT_CODE_OK;
 
+    options->kv_prefetch_percent = (int32_t)settings->kv_prefetch.value;
     if (settings->kv_host != NULL) {
         exit_code = read_size("kv-host", settings->kv_host, &options->kv_host_bytes);
     }

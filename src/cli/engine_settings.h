@@ -19,17 +19,18 @@ struct engine_settings {
     const char *kv_disk;            /* DIR:SIZE; NULL: none */
     const char *kv_remote;          /* redis://...; NULL: none */
     const char *kv_remote_secret;   /* a file; NULL: none */
-    const char *device;             /* as imbrex_engine_options; NULL: "cpu" */
-    struct option_integer compute;  /* enum imbrex_compute */
-    const char *ablate;             /* names between commas, or NULL */
-    const char *tuned;              /* --tuned; NULL: not given */
-    bool batch_invariant;           /* also where that is slower */
+    struct option_integer kv_prefetch; /* percent */
+    const char *device;                /* as imbrex_engine_options; NULL: "cpu" */
+    struct option_integer compute;     /* enum imbrex_compute */
+    const char *ablate;                /* names between commas, or NULL */
+    const char *tuned;                 /* --tuned; NULL: not given */
+    bool batch_invariant;              /* also where that is slower */
     bool nvtx;
 };
 
-#define ENGINE_SETTINGS_DEFAULT                            \
-    {                                                      \
-        .cpu = {.value = IMBREX_CPU_ALL}, .device = "auto" \
+#define ENGINE_SETTINGS_DEFAULT                                                           \
+    {                                                                                     \
+        .cpu = {.value = IMBREX_CPU_ALL}, .device = "auto", .kv_prefetch = {.value = 50 } \
     }
 
 #define ENGINE_KV_POLICY_DEFAULT "lru"
@@ -203,7 +204,17 @@ extern const struct option_choice engine_ablations[];
      .help = "32 bytes or more that these engines have and nobody else, " \
              "so that nobody else can make blocks for them",           \
      .default_text = "none",                                           \
-     .offset = offsetof(settings, engine.kv_remote_secret)}
+     .offset = offsetof(settings, engine.kv_remote_secret)},           \
+    {.long_name = "kv-prefetch",                                       \
+     .argument = "PERCENT",                                            \
+     .type = OPTION_TYPE_INTEGER,                                      \
+     .min = 0,                                                         \
+     .max = 100,                                                       \
+     .group = "Engine",                                                \
+     .help = "how much of the time for copies up may go to blocks "    \
+             "that the policy expects to be asked for; 0: none",       \
+     .default_text = "50",                                             \
+     .offset = offsetof(settings, engine.kv_prefetch)}
 /* clang-format on */
 
 /* What the library takes. `context_size` is used unless --ctx-size was given. No prefix cache:

@@ -215,6 +215,16 @@ static void print_tiers(const struct imbrex_memory_plan *plan, const struct load
     output_printf("%" PRIu64 " blocks copied down, %" PRIu64 " lost for want of room, %" PRIu64
                   " by faults\n",
                   result->num_kv_demoted, result->num_kv_lost, result->num_kv_faults);
+    print_label("");
+    print_number("a block takes ", (double)result->kv_block_ns / 1e3, " us");
+    print_number(" to come up from RAM, ", (double)result->kv_recompute_ns / 1e3, " us");
+    output_printf(" to compute\n");
+    if (result->num_kv_ahead > 0) {
+        print_label("");
+        output_printf("%" PRIu64 " blocks brought up ahead: %" PRIu64 " used, %" PRIu64
+                      " forgotten unused\n",
+                      result->num_kv_ahead, result->num_kv_ahead_used, result->num_kv_ahead_wasted);
+    }
 }
 
 static void print_counts(const struct load_report *report)
@@ -447,7 +457,7 @@ static json_t *json_result(const struct load_result *result)
 {
     json_t *root = json_pack(
         "{s:o, s:o, s:o, s:o, s:s?, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:o, s:o, "
-        "s:o, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "s:o, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}",
         "completed", json_count(result->num_completed), "failed", json_count(result->num_failed),
         "cancelled", json_count(result->num_cancelled), "good", json_count(result->num_good),
         "first_failure", result->first_failure[0] != '\0' ? result->first_failure : NULL,
@@ -466,7 +476,10 @@ static json_t *json_result(const struct load_result *result)
         json_count(result->num_host_tokens), "disk_tokens", json_count(result->num_disk_tokens),
         "remote_tokens", json_count(result->num_remote_tokens), "kv_demoted",
         json_count(result->num_kv_demoted), "kv_lost", json_count(result->num_kv_lost), "kv_faults",
-        json_count(result->num_kv_faults), "kv_wait_ns", json_count(result->kv_wait_ns));
+        json_count(result->num_kv_faults), "kv_wait_ns", json_count(result->kv_wait_ns), "kv_ahead",
+        json_count(result->num_kv_ahead), "kv_ahead_used", json_count(result->num_kv_ahead_used),
+        "kv_ahead_wasted", json_count(result->num_kv_ahead_wasted), "kv_block_ns",
+        (json_int_t)result->kv_block_ns, "kv_recompute_ns", (json_int_t)result->kv_recompute_ns);
 
     for (size_t i = 0; i < NUM_MEASURES && root != NULL; i++) {
         if (json_object_set_new(root, measures[i].key, json_summary(measure_of(result, i))) != 0) {

@@ -472,6 +472,11 @@ static void take_growth(const struct imbrex_engine_metrics *before,
     result->num_kv_lost = after->num_kv_lost - before->num_kv_lost;
     result->num_kv_faults = after->num_kv_faults - before->num_kv_faults;
     result->kv_wait_ns = after->kv_wait_ns - before->kv_wait_ns;
+    result->kv_block_ns = after->kv_block_ns;
+    result->kv_recompute_ns = after->kv_recompute_ns;
+    result->num_kv_ahead = after->num_kv_ahead - before->num_kv_ahead;
+    result->num_kv_ahead_used = after->num_kv_ahead_used - before->num_kv_ahead_used;
+    result->num_kv_ahead_wasted = after->num_kv_ahead_wasted - before->num_kv_ahead_wasted;
 }
 
 /* ---- all together ---------------------------------------------------------------------------- */

@@ -22,6 +22,7 @@
 struct imbrex_engine_options imbrex_engine_options_default(void)
 {
     return (struct imbrex_engine_options){.batch_invariant = IMBREX_INVARIANCE_AUTO,
+                                          .kv_prefetch_percent = 50,
                                           .cpu_features = IMBREX_CPU_ALL};
 }
 
@@ -81,6 +82,11 @@ static enum imbrex_status check_tiers(const struct imbrex_engine_options *option
     } else if (options->kv_remote_secret_path != NULL) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "kv_remote_secret_path: expected it with kv_remote_url, found it alone");
+    }
+    if (options->kv_prefetch_percent < 0 || options->kv_prefetch_percent > 100) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "kv_prefetch_percent: expected 0..100, found %d",
+                         options->kv_prefetch_percent);
     }
     return IMBREX_STATUS_OK;
 }
@@ -306,6 +312,7 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
         .remote_url = options->kv_remote_url,
         .remote_secret_path = options->kv_remote_secret_path,
         .num_blocks = plan->kv_num_blocks,
+        .prefetch_percent = options->kv_prefetch_percent,
         .device = engine->device,
         .kv = executor_kv(engine->executor),
         .log = &engine->model->log,

@@ -383,6 +383,16 @@ static void keep_blocks(struct imbrex_engine *engine, const struct flight *fligh
     }
 }
 
+/* Of a choice that has ended, what a step computes is nobody's. */
+static void fail_sequence(struct imbrex_engine *engine, const struct sequence *sequence,
+                          const struct imbrex_error *error, int64_t now_ns)
+{
+    const struct request_choice *choice = sequence->owner;
+    if (choice->finish_reason == IMBREX_FINISH_REASON_NONE) {
+        fail_request(engine, choice->request, error, now_ns);
+    }
+}
+
 /* A step that failed takes its requests with it, and no others. */
 static void fail_step(struct imbrex_engine *engine, const struct flight *flight,
                       enum imbrex_status status, int64_t now_ns)
@@ -399,8 +409,15 @@ static void fail_step(struct imbrex_engine *engine, const struct flight *flight,
               device_name(engine->device), engine->model->path, reason[0] != '\0' ? ": " : "",
               reason);
     for (int32_t i = 0; i < flight->plan.num_rows; i++) {
-        const struct request_choice *choice = flight->plan.rows[i].sequence->owner;
-        fail_request(engine, choice->request, &error, now_ns);
+        fail_sequence(engine, flight->plan.rows[i].sequence, &error, now_ns);
+    }
+    /* A fork that found no room in the step was to get its prompt's ids in it all the same. */
+    for (int32_t i = 0; i < flight->plan.num_slot_copies; i++) {
+        const struct sequence *fork =
+            scheduler_fork_of(&engine->scheduler, &flight->plan.slot_copies[i]);
+        if (fork != NULL) {
+            fail_sequence(engine, fork, &error, now_ns);
+        }
     }
 }
 

@@ -104,6 +104,9 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .num_kv_demoted = (uint64_t)read_gauge(&metrics->num_kv_demoted),
         .num_kv_lost = (uint64_t)read_gauge(&metrics->num_kv_lost),
         .num_kv_faults = (uint64_t)read_gauge(&metrics->num_kv_faults),
+        .num_kv_ahead = (uint64_t)read_gauge(&metrics->num_kv_ahead),
+        .num_kv_ahead_used = (uint64_t)read_gauge(&metrics->num_kv_ahead_used),
+        .num_kv_ahead_wasted = (uint64_t)read_gauge(&metrics->num_kv_ahead_wasted),
         .kv_wait_ns = read_counter(&metrics->kv_wait_ns),
         .num_key_collisions = read_counter(&metrics->num_key_collisions),
         .num_steps = read_counter(&metrics->num_steps),
@@ -116,6 +119,8 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .kv_host_blocks = read_gauge(&metrics->kv_host_blocks),
         .kv_disk_blocks = read_gauge(&metrics->kv_disk_blocks),
         .kv_remote_up = read_gauge(&metrics->kv_remote_up),
+        .kv_block_ns = read_gauge(&metrics->kv_block_ns),
+        .kv_recompute_ns = read_gauge(&metrics->kv_recompute_ns),
     };
     for (size_t i = 0; i < sizeof(snapshot->num_ended) / sizeof(snapshot->num_ended[0]); i++) {
         snapshot->num_ended[i] = read_counter(&metrics->num_ended[i]);

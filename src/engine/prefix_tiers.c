@@ -12,6 +12,7 @@
 #define MAX_REQUESTS 16
 #define MAX_LOOKUPS 8192 /* of keys in one look */
 #define NUM_READERS 2
+#define MAX_KNOWN_BLOCKS (1 << 16) /* below the first tier, that can be predicted; 11 MiB */
 /* Until a step has been measured: a guess on the slow side, since a disk is faster than most
  * machines compute, and the first requests after a restart are those that a disk is for. */
 #define UNKNOWN_TOKEN_NS INT64_C(1000000)
@@ -91,6 +92,22 @@ static struct kv_key derive_key(const struct prefix_cache *cache, const char *us
     return key;
 }
 
+static enum imbrex_status create_prefetch(const struct prefix_tiers_options *options,
+                                          struct prefix_cache *cache, struct prefix_tiers *tiers,
+                                          struct imbrex_error *err)
+{
+    const struct kv_policy_functions *policy = kv_cache_policy(cache->cache)->functions;
+    if (options->prefetch_percent == 0 || policy->predict == NULL || policy->value == NULL) {
+        return IMBREX_STATUS_OK;
+    }
+    return prefix_prefetch_create(
+        &(struct prefix_prefetch_options){.num_blocks = options->num_blocks,
+                                          .max_known = MAX_KNOWN_BLOCKS,
+                                          .block_ns = tiers->block_ns,
+                                          .percent = options->prefetch_percent},
+        cache, tiers->tiers, &tiers->prefetch, err);
+}
+
 enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *options,
                                        struct prefix_cache *cache, struct prefix_tiers *tiers,
                                        struct imbrex_error *err)
@@ -122,6 +139,8 @@ enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *option
                                    .remote = options->remote_url != NULL ? &remote : NULL,
                                    .log = options->log},
         &tiers->tiers, err));
+    TRY(kv_tiers_measure(tiers->tiers, options->num_blocks, &tiers->block_ns));
+    TRY(create_prefetch(options, cache, tiers, err));
     tiers->cache = cache;
     cache->tiers = tiers;
     return IMBREX_STATUS_OK;
@@ -144,6 +163,7 @@ void prefix_tiers_destroy(struct prefix_tiers *tiers, bool keeps)
         }
         tiers->cache->tiers = NULL;
     }
+    prefix_prefetch_destroy(tiers->prefetch);
     kv_tiers_destroy(tiers->tiers);
     if (tiers->folder.path != NULL) {
         kv_folder_close(&tiers->folder);
@@ -160,6 +180,7 @@ void prefix_tiers_forget(void *user, const struct kv_key *key, const int32_t *to
     struct prefix_tiers *tiers = user;
     if (tiers->tiers != NULL) {
         tiers->origins[block_idx] = KV_TIER_NONE;
+        prefix_prefetch_forget(tiers->prefetch, key, token_ids, block_idx);
         kv_tiers_demote(tiers->tiers, key, token_ids, block_idx);
     }
 }
@@ -180,10 +201,12 @@ static void take_promotions(struct prefix_tiers *tiers)
     while (kv_tiers_poll(tiers->tiers, &promotion)) {
         int32_t block_idx = promotion.block_idx;
         kv_pool_retain(cache->pool, block_idx);
-        if (promotion.is_good &&
-            kv_cache_promote(cache->cache, &promotion.key,
-                             promotion.has_parent ? &promotion.parent_key : NULL,
-                             promotion.token_ids, block_idx, cache->now_ns)) {
+        bool is_kept = promotion.is_good &&
+                       kv_cache_promote(cache->cache, &promotion.key,
+                                        promotion.has_parent ? &promotion.parent_key : NULL,
+                                        promotion.token_ids, block_idx, cache->now_ns);
+        prefix_prefetch_promoted(tiers->prefetch, &promotion.key, block_idx, is_kept);
+        if (is_kept) {
             tiers->origins[block_idx] = promotion.from;
         } else {
             kv_pool_release(cache->pool, block_idx);
@@ -289,6 +312,7 @@ static void look_once(struct prefix_tiers *tiers, const struct scheduler *schedu
     struct kv_cache *cache = tiers->cache->cache;
     int32_t num_requests = 0;
     int64_t num_lookups = 0;
+    bool is_loading = false;
     kv_tiers_begin_look(tiers->tiers);
     for (const struct sequence *sequence = scheduler->first_waiting; sequence != NULL;
          sequence = sequence->next) {
@@ -310,8 +334,12 @@ static void look_once(struct prefix_tiers *tiers, const struct scheduler *schedu
                 look_for(tiers, prefix, num_resident, max_blocks, &prefix->is_loading);
             if (prefix->is_loading) {
                 hold(tiers, prefix, num_below);
+                is_loading = true;
             }
         }
+    }
+    if (!is_loading) {
+        prefix_prefetch_look(tiers->prefetch);
     }
     kv_tiers_end_look(tiers->tiers);
 }
@@ -320,7 +348,8 @@ void prefix_tiers_look(struct prefix_tiers *tiers, const struct scheduler *sched
 {
     kv_tiers_update(tiers->tiers, tiers->cache->now_ns);
     take_promotions(tiers);
-    if (scheduler->first_waiting == NULL && !kv_tiers_is_moving(tiers->tiers)) {
+    if (scheduler->first_waiting == NULL && tiers->prefetch == NULL &&
+        !kv_tiers_is_moving(tiers->tiers)) {
         return;
     }
     /* Where copies are done at once, more than fit one batch come up in one look. */
@@ -370,6 +399,7 @@ void prefix_tiers_admit(struct prefix_tiers *tiers, struct request_prefix *prefi
         enum kv_tier *origin = &tiers->origins[prefix->blocks[i]];
         num_tokens[*origin] += KV_BLOCK_SIZE;
         *origin = KV_TIER_NONE;
+        prefix_prefetch_used(tiers->prefetch, prefix->blocks[i]);
     }
     if (metrics != NULL) {
         metrics->num_host_tokens = num_tokens[KV_TIER_HOST];
@@ -395,7 +425,12 @@ void prefix_tiers_publish(const struct prefix_tiers *tiers)
 {
     struct metrics *totals = tiers->cache->metrics;
     struct kv_tiers_metrics counted;
+    struct prefetch_metrics ahead;
     kv_tiers_read_metrics(tiers->tiers, &counted);
+    prefix_prefetch_read_metrics(tiers->prefetch, &ahead);
+    metrics_set(&totals->num_kv_ahead, (int64_t)ahead.num_planned);
+    metrics_set(&totals->num_kv_ahead_used, (int64_t)ahead.num_used);
+    metrics_set(&totals->num_kv_ahead_wasted, (int64_t)ahead.num_wasted);
     metrics_set(&totals->num_kv_demoted, (int64_t)counted.num_demoted);
     metrics_set(&totals->num_kv_lost, (int64_t)counted.num_lost);
     metrics_set(&totals->num_kv_faults,
@@ -403,6 +438,8 @@ void prefix_tiers_publish(const struct prefix_tiers *tiers)
                           counted.disk.num_read_faults + counted.disk.num_damaged +
                           kv_remote_num_faults(&counted.remote)));
     metrics_set(&totals->kv_remote_up, counted.remote.is_up);
+    metrics_set(&totals->kv_block_ns, tiers->block_ns);
+    metrics_set(&totals->kv_recompute_ns, tiers->token_ns * KV_BLOCK_SIZE);
     metrics_set(&totals->kv_host_blocks, counted.num_host_blocks);
     metrics_set(&totals->kv_disk_blocks, counted.disk.num_blocks);
 }

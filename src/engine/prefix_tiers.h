@@ -3,15 +3,15 @@
  * it, what comes up because a waiting request has it in its prompt, and how long that request may
  * wait for it.
  *
- *   each step   look: waiting requests, nearest first: what is below is fetched and promoted
+ *   each step   look: waiting requests, nearest first: what is below is fetched and promoted; if
+ *               nobody waits for anything, what the policy expects (prefix_prefetch.h)
  *               plan: the cache forgets, the tiers take; a request whose next block is on its way
  *               is held back, no longer than computing the blocks would take
  *               start: the step goes behind the copies of what it may write over */
 #ifndef IMBREX_ENGINE_PREFIX_TIERS_H
 #define IMBREX_ENGINE_PREFIX_TIERS_H
 
-#include "engine/prefix.h"
-#include "kv/kv_tiers.h"
+#include "engine/prefix_prefetch.h"
 
 struct prefix_tiers {
     struct kv_tiers *tiers; /* NULL: there are none */
@@ -19,8 +19,10 @@ struct prefix_tiers {
     /* With a remote tier: what keys begin with, so that engines that share it have the same. */
     unsigned char shared_secret[32];
     struct prefix_cache *cache;
+    struct prefix_prefetch *prefetch; /* NULL: nothing is brought up ahead */
     enum kv_tier
         *origins;     /* [num_blocks] of the pool: where it was promoted from, until it is used */
+    int64_t block_ns; /* to bring a block up from the host tier, as measured at first */
     int64_t token_ns; /* to compute a token of a prompt, as it was lately; 0: unknown yet */
     int64_t held_since_ns; /* the head of the queue, without a break; 0: it is not held */
     int64_t patience_ns;   /* how long a request waits for its blocks; 0: by token_ns */
@@ -33,6 +35,7 @@ struct prefix_tiers_options {
     const char *remote_url;         /* NULL: no remote tier */
     const char *remote_secret_path; /* NULL: anybody may know its keys, and make values */
     int32_t num_blocks;             /* of the first tier */
+    int32_t prefetch_percent; /* of the link's time, for what nobody has asked for yet; 0: none */
     struct device *device;
     const struct kv_view *kv;
     const struct log *log;

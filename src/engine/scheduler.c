@@ -507,9 +507,9 @@ static bool take_write_block(struct planner *planner, struct sequence *sequence)
             planner->num_claimed_blocks++;
             return false;
         }
-        /* The only one has the whole pool, but for what steps in flight hold. */
+        /* The only one has the whole pool, but for what steps in flight and moves hold. */
         if (scheduler->num_running == 1) {
-            assert(scheduler->num_returning > 0);
+            assert(scheduler->num_returning > 0 || pool->num_pinned > 0);
             return false;
         }
         bool is_last = scheduler->running[scheduler->num_running - 1] == sequence;
@@ -709,10 +709,20 @@ void scheduler_fork(struct scheduler *scheduler, const struct sequence *parent,
         kv_pool_retain(scheduler->pool, parent_table[i]);
         table[i] = parent_table[i];
     }
-    scheduler->slot_copies[scheduler->num_slot_copies] = (struct step_slot_copy){
-        .source = parent->slot, .destination = child->slot, .num_tokens = num_prompt_tokens};
+    scheduler->slot_copies[scheduler->num_slot_copies] =
+        (struct step_slot_copy){.source = parent->slot,
+                                .destination = child->slot,
+                                .num_tokens = num_prompt_tokens,
+                                .fork_idx = child->fork_idx};
     scheduler->num_slot_copies++;
     running_insert(scheduler, child);
+}
+
+struct sequence *scheduler_fork_of(const struct scheduler *scheduler,
+                                   const struct step_slot_copy *copy)
+{
+    struct sequence *owner = scheduler->owners[copy->destination];
+    return owner != NULL && owner->fork_idx == copy->fork_idx ? owner : NULL;
 }
 
 void scheduler_end(struct scheduler *scheduler, struct sequence *sequence)

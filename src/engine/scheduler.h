@@ -121,6 +121,7 @@ struct step_block_copy {
  * does not matter either. */
 struct step_slot_copy {
     int32_t source, destination, num_tokens;
+    uint64_t fork_idx; /* of the sequence that needs it */
 };
 
 /* One step as planned. Arrays have room for max_running rows and copies. */
@@ -203,6 +204,11 @@ void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);
  * ending. */
 void scheduler_fork(struct scheduler *scheduler, const struct sequence *parent,
                     struct sequence *child);
+
+/* The fork that a planned copy is for, be it in the plan's rows or not; NULL if it has its slot no
+ * longer. */
+struct sequence *scheduler_fork_of(const struct scheduler *scheduler,
+                                   const struct step_slot_copy *copy);
 
 /* Plans the next step; the plan may be empty (no rows): then it needs neither be done nor finished.
  * Allocates nothing. */

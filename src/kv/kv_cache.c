@@ -495,6 +495,16 @@ int32_t kv_cache_num_children(const struct kv_cache *cache, int32_t block_idx)
     return cache->tree.nodes[block_idx].num_children;
 }
 
+bool kv_cache_has(const struct kv_cache *cache, const struct kv_key *key)
+{
+    return kv_table_find(&cache->table, key) != -1;
+}
+
+const struct kv_key *kv_cache_key(const struct kv_cache *cache, int32_t block_idx)
+{
+    return &cache->tree.keys[block_idx];
+}
+
 uint64_t kv_cache_key_hash(const struct kv_cache *cache, int32_t block_idx)
 {
     return cache->tree.keys[block_idx].words[0];

@@ -26,8 +26,8 @@ struct kv_cache_options {
      * and counted. The replayer has no ids. */
     bool has_token_ids;
     /* A block is about to be forgotten; it still has its contents, which a slower tier may take.
-     * token_ids: [block_size], NULL if the cache has none. The cache must not be called from here.
-     * NULL: nobody wants to know. */
+     * token_ids: [block_size], NULL if the cache has none. Of the cache only questions may be asked
+     * from here. NULL: nobody wants to know. */
     void (*forgets)(void *user, const struct kv_key *key, const int32_t *token_ids,
                     int32_t block_idx);
     void *user;
@@ -116,6 +116,11 @@ bool kv_cache_promote(struct kv_cache *cache, const struct kv_key *key,
 /* The request has ended, or was preempted (it arrives again then). Its owner releases the blocks
  * right after, tails first. */
 void kv_cache_finish(struct kv_cache *cache, struct kv_request *request, int64_t now_ns);
+
+/* Whether the block of that key is resident, in use or idle. */
+bool kv_cache_has(const struct kv_cache *cache, const struct kv_key *key);
+/* The key of a block of the cache, until it is forgotten. */
+const struct kv_key *kv_cache_key(const struct kv_cache *cache, int32_t block_idx);
 
 /* The block that would be forgotten next. -1: none is idle. */
 int32_t kv_cache_next_victim(struct kv_cache *cache, int64_t now_ns);

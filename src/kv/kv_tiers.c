@@ -14,6 +14,7 @@
 #define MAX_FETCHES 32 /* so that a nearer request never waits for more */
 #define NUM_BATCHES 4  /* of copies under way, each way */
 #define MAX_MOVES 64   /* of one batch */
+#define NUM_MEASURED 16
 #define LOG_INTERVAL_NS INT64_C(60000000000)
 #define FLUSH_WAIT_NS INT64_C(100000000)
 /* Where two may be waited for, one of them is, for so long. */
@@ -308,19 +309,21 @@ static void drain(struct kv_tiers *tiers, const struct batch *batch, enum device
 }
 
 /* Closes the copies out that were given: the step's stream and the one of copies in go on behind
- * them only. */
+ * them only. Told again each time, as long as copies out are under way: a stream on which something
+ * failed forgets what it was to wait for. */
 static void fence_out(struct kv_tiers *tiers)
 {
     struct device *device = tiers->device;
+    enum imbrex_status status = IMBREX_STATUS_OK;
     if (tiers->out.num_batches == 0) {
         return;
     }
     struct batch *batch = batch_at(&tiers->out, tiers->out.num_batches - 1);
-    if (batch->is_given) {
-        return;
+    if (!batch->is_given) {
+        batch->is_given = true;
+        status = device_event_record(device, batch->event, tiers->out.stream);
     }
-    batch->is_given = true;
-    if (device_event_record(device, batch->event, tiers->out.stream) != IMBREX_STATUS_OK ||
+    if (status != IMBREX_STATUS_OK ||
         device_event_wait(device, batch->event, DEVICE_STREAM_STEP) != IMBREX_STATUS_OK ||
         device_event_wait(device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
         drain(tiers, batch, tiers->out.stream);
@@ -807,6 +810,31 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
     free(tiers->unsent_links.previous);
     free(tiers->unsent_links.next);
     free(tiers);
+}
+
+enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, int64_t *block_ns)
+{
+    struct device_copy copies[NUM_MEASURED];
+    struct device_event *event = tiers->in.batches[0].event;
+    int32_t num_copies = num_blocks < tiers->host.num_slots ? num_blocks : tiers->host.num_slots;
+    num_copies = num_copies < NUM_MEASURED ? num_copies : NUM_MEASURED;
+    for (int32_t i = 0; i < num_copies; i++) {
+        copies[i] =
+            (struct device_copy){.destination = tiers->blocks + (size_t)i * tiers->host.block_bytes,
+                                 .source = kv_host_block(&tiers->host, i),
+                                 .num_bytes = tiers->host.block_bytes};
+    }
+    int64_t best_ns = INT64_MAX;
+    for (int32_t round = 0; round < 2; round++) { /* the first one touches the memory */
+        int64_t begin_ns = clock_now_ns();
+        TRY(device_copy_batch_async(tiers->device, tiers->in.stream, copies, num_copies));
+        TRY(device_event_record(tiers->device, event, tiers->in.stream));
+        TRY(device_event_synchronize(tiers->device, event));
+        int64_t round_ns = clock_now_ns() - begin_ns;
+        best_ns = round_ns < best_ns ? round_ns : best_ns;
+    }
+    *block_ns = best_ns > num_copies ? best_ns / num_copies : 1;
+    return IMBREX_STATUS_OK;
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */

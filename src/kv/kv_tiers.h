@@ -85,6 +85,10 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
  * kv_tiers_end_flush came before. NULL does nothing. */
 void kv_tiers_destroy(struct kv_tiers *tiers);
 
+/* How long a block takes from a slot to the device, one behind the other: copies whatever slots
+ * hold into the first ones of num_blocks, so before anything else, and waits. */
+enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, int64_t *block_ns);
+
 /* The block's contents will be written over. Does nothing if nowhere is room for it. */
 void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids,
                      int32_t block_idx);

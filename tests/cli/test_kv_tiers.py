@@ -61,6 +61,7 @@ class KvTiers(TestCase):
                                  (("--kv-disk", ":5G"), "--kv-disk: expected a folder"),
                                  (("--kv-host", "much"), "--kv-host: expected a whole"),
                                  (("--kv-host", "1K"), "kv_host_bytes: expected room"),
+                                 (("--kv-prefetch", "101"), "--kv-prefetch: expected"),
                                  (("--kv-disk", self.folder + ":1M"), "(41 MiB)"),
                                  (("--kv-remote", "127.0.0.1:6379"), "expected redis://"),
                                  (("--kv-remote-secret", "secret"), "found it alone"),
@@ -198,6 +199,8 @@ class KvTiers(TestCase):
         shown = json.loads(result.stdout)
         self.assertGreater(shown["engine"]["kv_host_bytes"], 0)
         self.assertEqual(shown["result"]["kv_faults"], 0)
+        self.assertGreater(shown["result"]["kv_block_ns"], 0)
+        self.assertGreater(shown["result"]["kv_recompute_ns"], 0)
         self.assertGreater(shown["result"]["kv_demoted"], 0)
         self.assertEqual(shown["result"]["disk_tokens"], 0)
 

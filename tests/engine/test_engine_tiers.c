@@ -222,11 +222,13 @@ static void test_disk(void **state)
     }
 }
 
-/* Few slots between: everything passes them all the time. Catches: two half-loaded requests that
- * wait for each other, a slot that is taken while something reads or fills it. */
+/* Few slots between: everything passes them all the time, what the policy expects too. Catches: two
+ * half-loaded requests that wait for each other, a slot that is taken while something reads or
+ * fills it, blocks brought up ahead that a running sequence cannot get. */
 static void test_narrow(void **state)
 {
-    for (uint64_t seed = 0; seed < 2; seed++) {
+    static const char *const policies[] = {"lru", "predictive", "seed"};
+    for (uint64_t seed = 0; seed < 3; seed++) {
         struct mix mix = {.kv_cache_tokens = CONTEXT_SIZE + 32,
                           .max_running = 8,
                           .max_step_tokens = 48,
@@ -234,13 +236,15 @@ static void test_narrow(void **state)
                           .num_rounds = 2,
                           .num_host_blocks = KV_TIERS_MIN_SLOTS,
                           .has_disk = true,
-                          .policy = seed == 0 ? "lru" : "predictive"};
+                          .policy = policies[seed]};
         empty_folder();
         struct imbrex_engine_metrics metrics = run_mix(*state, &mix);
         assert_true(metrics.num_host_tokens + metrics.num_disk_tokens > 0);
         assert_true(metrics.num_preemptions > 0);
         mix.is_impatient = true;
         (void)run_mix(*state, &mix);
+        assert_true(metrics.num_kv_ahead_used + metrics.num_kv_ahead_wasted <=
+                    metrics.num_kv_ahead);
     }
 }
 
@@ -590,7 +594,8 @@ static void test_damaged(void **state)
 }
 
 /* Copies of blocks fail now and then, and calls. Catches: a block that is used although its copy
- * failed, a pin or a slot that stays. */
+ * failed, a pin or a slot that stays, a fork that goes on although the step that was to copy its
+ * prompt's ids failed. */
 static void test_failing_copies(void **state)
 {
     struct fixture *fixture = *state;

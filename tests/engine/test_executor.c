@@ -222,8 +222,8 @@ static void begin(struct scenario *scenario)
     }
     scenario->block_copies[0] = (struct step_block_copy){.source = 2, .destination = 4};
     scenario->block_copies[1] = (struct step_block_copy){.source = 4, .destination = 0};
-    scenario->slot_copies[0] = (struct step_slot_copy){0, 2, 20};
-    scenario->slot_copies[1] = (struct step_slot_copy){2, 3, 20};
+    scenario->slot_copies[0] = (struct step_slot_copy){0, 2, 20, 0};
+    scenario->slot_copies[1] = (struct step_slot_copy){2, 3, 20, 0};
     scenario->plans[3].block_copies = scenario->block_copies;
     scenario->plans[3].num_block_copies = 2;
     scenario->plans[3].slot_copies = scenario->slot_copies;

@@ -875,11 +875,16 @@ static void test_fork_slots(void **state)
     scheduler_add(&stage.scheduler, &d);
     plan(&stage, 0);
     scheduler_fork(&stage.scheduler, &a, &b);
+    struct step_slot_copy copy = stage.scheduler.slot_copies[0];
+    assert_ptr_equal(scheduler_fork_of(&stage.scheduler, &copy), &b);
     end(&stage, &b); /* without a step: its copy goes with it */
     assert_int_equal(stage.scheduler.num_slot_copies, 0);
+    assert_null(scheduler_fork_of(&stage.scheduler, &copy));
     end(&stage, &a); /* step 0 holds it: its blocks can be shared */
     scheduler_fork(&stage.scheduler, &a, &c);
     assert_int_equal(c.state, SEQUENCE_STATE_RUNNING);
+    assert_int_equal(c.slot, copy.destination);
+    assert_null(scheduler_fork_of(&stage.scheduler, &copy)); /* another one's slot by now */
     finish(&stage, 0);
     assert_int_equal(a.state, SEQUENCE_STATE_ENDED);
     int32_t parent_slot = stage.scheduler.slot_copies[0].source;

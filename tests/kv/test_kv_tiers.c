@@ -383,8 +383,17 @@ static void walk(uint64_t seed, bool has_faults)
             fake_redis_set_error(world.redis, "LOADING", false);
             fake_redis_set_fault(world.redis, (enum fake_redis_fault)fault, 5);
         }
+        if (has_faults && random_below(&world, 50) == 0) {
+            device_fake_fail(world.device, DEVICE_FAKE_FAULT_COPY,
+                             1 + (int64_t)random_below(&world, 3), IMBREX_STATUS_IO);
+        }
+        if (has_faults && random_below(&world, 50) == 0) {
+            device_fake_fail(world.device, DEVICE_FAKE_FAULT_CALL,
+                             1 + (int64_t)random_below(&world, 8), IMBREX_STATUS_IO);
+        }
         look(&world);
         assert_int_equal(kv_tiers_start(world.tiers), IMBREX_STATUS_OK);
+        device_fake_fail(world.device, DEVICE_FAKE_FAULT_CALL, 0, IMBREX_STATUS_OK);
         take_promotions(&world);
         run_first(&world);
         if (random_below(&world, 100) == 0) {
@@ -446,12 +455,12 @@ static void test_walk(void **state)
     }
 }
 
-/* The same over a disk and copies that fail. Catches: a damaged or unread block that is used, a
- * failure that holds a slot, a pin or a request for ever, a log that is filled. */
+/* The same over a disk, copies and calls that fail. Catches: a damaged, unread or uncopied block
+ * that is used, a failure that holds a slot, a pin or a request for ever, a log that is filled. */
 static void test_walk_with_faults(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 3; seed++) {
+    for (uint64_t seed = 1; seed <= 6; seed++) {
         walk(seed, true);
     }
 }

@@ -290,12 +290,14 @@ static bool is_device_memory(const struct device_fake *fake, const void *memory)
 
 /* Whether something that was given before may still use a destination: of host memory only copies
  * can, of device memory anything that the stream was given. Other streams can not: that would be a
- * missing event. */
+ * missing event. A stream on which something failed forgets the waits that it was given, and does
+ * not touch the destination either. */
 static bool is_in_use(const struct device_fake *fake, enum device_stream stream,
                       const struct device_copy *copy)
 {
     if (is_device_memory(fake, copy->destination)) {
-        return fake->queues[stream].begin != fake->queues[stream].end;
+        const struct fake_queue *queue = &fake->queues[stream];
+        return queue->begin != queue->end || queue->failure.number > 0;
     }
     for (int32_t i = 0; i < DEVICE_STREAM_COUNT; i++) {
         const struct fake_queue *queue = &fake->queues[i];
