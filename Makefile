@@ -344,8 +344,7 @@ $(BUILD)/imbrex: $(CLI_OBJECTS) $(OBJ)/imbrex-bench.o
 LINK_TEST = $(call QUIET,link) $(CC) $(LINK_OPTIONS) $(filter %.o,$^) $(filter %.a,$^) -o $@
 
 # --wrap sees the calls of imbrex, jansson and utf8proc, not those inside cmocka and libc.
-WRAP := $(foreach f,malloc calloc realloc free strdup mmap munmap pthread_create read open, \
-    -Wl,--wrap=$(f))
+WRAP := $(foreach f,malloc calloc realloc free mmap munmap pthread_create read open,-Wl,--wrap=$(f))
 
 $(UNIT): $(call objects,$(UNIT_SOURCES) $(if $(filter 1,$(CUDA)),bench/cuda/kernel_trace.c)) \
     $(TEST_LIB)

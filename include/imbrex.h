@@ -766,8 +766,7 @@ struct imbrex_engine_metrics {
     uint64_t num_host_tokens, num_disk_tokens, num_remote_tokens;
     uint64_t num_kv_demoted; /* blocks copied down from the first tier */
     uint64_t num_kv_lost;    /* blocks that went while no tier below had a copy or room for one */
-    uint64_t
-        num_kv_faults; /* blocks lost to a disk, server or copy that failed, damaged ones too */
+    uint64_t num_kv_faults;  /* blocks lost to disk, server or a failed copy, damaged ones too */
     /* Blocks brought up before anybody asked for them; of these, used by a request, and forgotten
      * unused. */
     uint64_t num_kv_ahead, num_kv_ahead_used, num_kv_ahead_wasted;

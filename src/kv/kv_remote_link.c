@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hiredis finds the address, begins to connect, writes commands and reads answers as bytes. The
- * socket is read and written here: so a server that is gone raises no SIGPIPE, what an answer may
- * take is limited while it arrives, and a block goes from the receive buffer to its place in one
- * step, without a copy on the heap. */
+/* hiredis writes commands as bytes and reads answers from them. The socket is opened, read and
+ * written here: hiredis aborts where it has no memory for a connection (0.14, alloc.c) and lets a
+ * server that is gone raise SIGPIPE; and so what an answer may take is limited while it arrives,
+ * and a block goes from the receive buffer to its place without another copy. */
 #include "kv/kv_remote_link.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <hiredis/hiredis.h>
 #include <inttypes.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define RECEIVE_BYTES ((size_t)256 << 10)
 /* One call of work leaves the thread to others after so much. */
 #define MAX_RECEIVED_AT_ONCE ((size_t)8 << 20)
-#define MAX_NAME_BYTES 320 /* of HOST:PORT/DB */
 
 #if HIREDIS_MAJOR >= 1
 typedef size_t array_length;
@@ -30,7 +32,10 @@ typedef int array_length;
 struct kv_remote_link {
     struct kv_remote_link_options options;
     enum kv_remote_link_state state;
-    redisContext *context;
+    int fd; /* -1: none */
+    struct addrinfo *addresses;
+    const struct addrinfo *next_address; /* to be tried if this one fails */
+    redisReader *reader;                 /* NULL: none */
     redisReplyObjectFunctions functions;
     unsigned char *received; /* [RECEIVE_BYTES] */
     char *unsent;            /* [first_unsent, num_unsent) of max_unsent bytes */
@@ -62,11 +67,24 @@ void kv_remote_link_note(struct kv_remote_link *link, const char *why, const cha
     link->is_explained = true;
 }
 
+static void close_socket(struct kv_remote_link *link)
+{
+    if (link->fd >= 0) {
+        (void)close(link->fd);
+        link->fd = -1;
+    }
+}
+
 static void close_link(struct kv_remote_link *link)
 {
-    if (link->context != NULL) {
-        redisFree(link->context);
-        link->context = NULL;
+    close_socket(link);
+    if (link->addresses != NULL) {
+        freeaddrinfo(link->addresses);
+        link->addresses = NULL;
+    }
+    if (link->reader != NULL) {
+        redisReaderFree(link->reader);
+        link->reader = NULL;
     }
     link->state = KV_REMOTE_LINK_DOWN;
     link->first_unsent = 0;
@@ -164,7 +182,7 @@ static void forget_object(void *object)
 /* Gives hiredis what came. False: the link is to go, and says why. */
 static bool parse(struct kv_remote_link *link, size_t num_received)
 {
-    redisReader *reader = link->context->reader;
+    redisReader *reader = link->reader;
     void *object;
     link->is_explained = false;
     link->is_answered = false;
@@ -198,7 +216,7 @@ static bool parse(struct kv_remote_link *link, size_t num_received)
 static void receive(struct kv_remote_link *link)
 {
     for (size_t num_total = 0; num_total < MAX_RECEIVED_AT_ONCE;) {
-        ssize_t num_received = recv(link->context->fd, link->received, RECEIVE_BYTES, 0);
+        ssize_t num_received = recv(link->fd, link->received, RECEIVE_BYTES, 0);
         if (num_received < 0 && errno == EINTR) {
             continue;
         }
@@ -229,7 +247,7 @@ static void receive(struct kv_remote_link *link)
 static void send_some(struct kv_remote_link *link)
 {
     while (link->first_unsent < link->num_unsent) {
-        ssize_t num_sent = send(link->context->fd, link->unsent + link->first_unsent,
+        ssize_t num_sent = send(link->fd, link->unsent + link->first_unsent,
                                 link->num_unsent - link->first_unsent, MSG_NOSIGNAL);
         if (num_sent < 0 && errno == EINTR) {
             continue;
@@ -274,7 +292,7 @@ void kv_remote_link_send(struct kv_remote_link *link, const struct kv_remote_par
     const char *texts[KV_REMOTE_MAX_PARTS];
     size_t lengths[KV_REMOTE_MAX_PARTS];
     char *command = NULL;
-    assert(num_parts <= KV_REMOTE_MAX_PARTS && link->context != NULL);
+    assert(num_parts <= KV_REMOTE_MAX_PARTS && link->reader != NULL);
     for (int32_t i = 0; i < num_parts; i++) {
         texts[i] = parts[i].bytes;
         lengths[i] = parts[i].num_bytes;
@@ -335,39 +353,70 @@ static void greet(struct kv_remote_link *link)
     }
 }
 
+static bool begin_connect(struct kv_remote_link *link, const struct addrinfo *address)
+{
+    const int one = 1;
+    link->fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (link->fd < 0) {
+        return false;
+    }
+    /* Commands are small and somebody waits for each. */
+    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    return connect(link->fd, address->ai_addr, address->ai_addrlen) == 0 || errno == EINPROGRESS;
+}
+
+/* The next of the host's addresses; DOWN if there is none left. error: of the one before. */
+static void try_next_address(struct kv_remote_link *link, int error)
+{
+    while (link->next_address != NULL) {
+        const struct addrinfo *address = link->next_address;
+        link->next_address = address->ai_next;
+        close_socket(link);
+        if (begin_connect(link, address)) {
+            link->state = KV_REMOTE_LINK_CONNECTING;
+            return;
+        }
+        error = errno;
+    }
+    drop_for_system(link, "", error);
+}
+
 void kv_remote_link_begin(struct kv_remote_link *link, int64_t now_ns)
 {
     const struct kv_remote_url *url = link->options.url;
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    char port[16];
     assert(link->state == KV_REMOTE_LINK_DOWN);
     link->now_ns = now_ns;
     link->since_ns = now_ns;
     link->is_hung_up = false;
-    link->context = redisConnectNonBlock(url->host, url->port);
-    if (link->context == NULL) {
+    link->reader = redisReaderCreateWithFunctions(&link->functions);
+    if (link->reader == NULL) {
         kv_remote_link_drop(link, "no memory for a connection");
         return;
     }
-    if (link->context->err != 0) {
-        kv_remote_link_note(link, "", link->context->errstr, strlen(link->context->errstr));
-        close_link(link);
+    link->reader->privdata = link;
+    link->reader->maxbuf = 0; /* its buffer is as long as an answer, and stays */
+    (void)snprintf(port, sizeof(port), "%" PRId32, url->port);
+    int failure = getaddrinfo(url->host, port, &hints, &link->addresses);
+    if (failure != 0) {
+        link->addresses = NULL;
+        kv_remote_link_drop(link, gai_strerror(failure));
         return;
     }
-    (void)fcntl(link->context->fd, F_SETFD, FD_CLOEXEC);
-    link->context->reader->fn = &link->functions;
-    link->context->reader->privdata = link;
-    link->context->reader->maxbuf = 0; /* its buffer is as long as an answer, and stays */
-    link->state = KV_REMOTE_LINK_CONNECTING;
+    link->next_address = link->addresses;
+    try_next_address(link, 0);
 }
 
 static void end_connect(struct kv_remote_link *link)
 {
     int error = 0;
     socklen_t length = sizeof(error);
-    if (getsockopt(link->context->fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) {
+    if (getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) {
         error = errno;
     }
     if (error != 0) {
-        drop_for_system(link, "", error);
+        try_next_address(link, error);
         return;
     }
     greet(link);
@@ -383,7 +432,7 @@ int kv_remote_link_fd(const struct kv_remote_link *link, short *events)
     } else if (link->num_unsent > 0) {
         *events = POLLIN | POLLOUT;
     }
-    return link->context != NULL ? link->context->fd : -1;
+    return link->fd;
 }
 
 int64_t kv_remote_link_deadline_ns(const struct kv_remote_link *link)
@@ -451,6 +500,7 @@ enum imbrex_status kv_remote_link_create(const struct kv_remote_link_options *op
         return error_out_of_memory(err, "the remote tier's connection", sizeof(*created));
     }
     created->options = *options;
+    created->fd = -1;
     created->functions.createString = take_bytes;
     created->functions.createArray = refuse_array;
     created->functions.createInteger = take_number;

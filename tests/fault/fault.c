@@ -9,7 +9,6 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -37,7 +36,6 @@ ssize_t __real_read(int fd, void *buffer, size_t num_bytes);
 void *__wrap_malloc(size_t num_bytes);
 void *__wrap_calloc(size_t count, size_t num_bytes);
 void *__wrap_realloc(void *memory, size_t num_bytes);
-char *__wrap_strdup(const char *text);
 void __wrap_free(void *memory);
 void *__wrap_mmap(void *address, size_t num_bytes, int protection, int flags, int fd, off_t offset);
 int __wrap_munmap(void *address, size_t num_bytes);
@@ -120,13 +118,6 @@ void *__wrap_malloc(size_t num_bytes)
         return NULL;
     }
     return counted(__real_malloc(num_bytes));
-}
-
-char *__wrap_strdup(const char *text)
-{
-    size_t num_bytes = strlen(text) + 1;
-    char *copy = __wrap_malloc(num_bytes);
-    return copy != NULL ? memcpy(copy, text, num_bytes) : NULL;
 }
 
 void *__wrap_calloc(size_t count, size_t num_bytes)

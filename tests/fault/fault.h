@@ -10,7 +10,7 @@
 #include "imbrex.h"
 
 enum fault_kind {
-    FAULT_MEMORY, /* malloc, calloc, realloc, strdup, mmap, pthread_create */
+    FAULT_MEMORY, /* malloc, calloc, realloc, mmap, pthread_create */
     FAULT_FILE,   /* open, read */
 };
 
