@@ -75,8 +75,8 @@ static enum imbrex_status decode(struct bed *bed, const struct attend_params *pa
     return backend_end(bed->backend);
 }
 
-/* Catches a merge that is launched for nothing or missing, and grids that do not follow the step.
- * */
+/* Catches a merge that is launched for nothing or missing, and grids that do not follow the step or
+ * the GPU. */
 static void test_decode_grids(void **state)
 {
     (void)state;
@@ -100,6 +100,11 @@ static void test_decode_grids(void **state)
     assert_int_equal(fake.config.gridDimX, 28);
     assert_int_equal(fake.config.gridDimY, 16);
     assert_int_equal(fake.config.blockDimX, 128);
+
+    bed.device->description.num_sms = DECODE_CLUSTERS_SMS / 2;
+    params = step_of(&shape_7b, 16, DECODE_PART_BLOCKS);
+    assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
+    assert_int_equal(fake.config.gridDimX, DECODE_CLUSTERS(128, 8) / 2 * DECODE_CLUSTER(128));
     close_bed(&bed);
 }
 

@@ -2,7 +2,8 @@
 /* Attention on mma.sync, of single tokens and of any number, on a GPU against an fp64 softmax on
  * the host: sequences of mixed lengths in shuffled blocks, prompts cut anywhere, windows, groups of
  * heads of many sizes. Slots of the cache that hold no key are NaN. With --bench, times per call
- * from graphs of calls that read more than the L2 cache holds. Skipped where there is no GPU. */
+ * from graphs of calls that read more than the L2 cache holds; with --bench-steps, of attention
+ * among the other kernels of a step. Skipped where there is no GPU. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -597,171 +598,7 @@ static void check_decode(size_t shape_step)
     check_step(cuda_decode_attend, true, &shapes[1], seqs, MAX_SEQS, 300, "decode, many");
 }
 
-/* ---- times ---- */
-
-#define BENCH_BYTES (256.0 * 1024 * 1024)
-#define BENCH_REPLAYS 15
-
-static int compare_floats(const void *a, const void *b)
-{
-    float left = *(const float *)a, right = *(const float *)b;
-    return (left > right) - (left < right);
-}
-
-/* Microseconds a call, of graphs of one call a layer. */
-static double time_calls(struct bed *bed, attend_fn *attend, struct attend_params params,
-                         int32_t num_calls)
-{
-    CUgraph graph;
-    CUgraphExec exec;
-    CUevent begin, end;
-    float times[BENCH_REPLAYS];
-    require(GPU_CALL(&gpu, stream_synchronize, gpu.stream), "the work before");
-    params.layer_idx = 0;
-    require(call(bed, attend, &params), "call"); /* loads the kernels */
-    require(GPU_CALL(&gpu, stream_begin_capture, gpu.stream, CU_STREAM_CAPTURE_MODE_RELAXED),
-            "capture");
-    backend_begin(bed->backend, gpu.stream);
-    for (int32_t i = 0; i < num_calls; i++) {
-        params.layer_idx = i % params.kv.num_layers;
-        attend((struct backend_cuda *)(void *)bed->backend, &params);
-    }
-    require(backend_end(bed->backend) == IMBREX_STATUS_OK, "launches");
-    require(GPU_CALL(&gpu, stream_end_capture, gpu.stream, &graph) &&
-                GPU_CALL(&gpu, graph_instantiate, &exec, graph, 0) &&
-                GPU_CALL(&gpu, event_create, &begin, 0) && GPU_CALL(&gpu, event_create, &end, 0),
-            "graph");
-    for (int i = -2; i < BENCH_REPLAYS; i++) {
-        float milliseconds = 0.0f;
-        require(GPU_CALL(&gpu, event_record, begin, gpu.stream) &&
-                    GPU_CALL(&gpu, graph_launch, exec, gpu.stream) &&
-                    GPU_CALL(&gpu, event_record, end, gpu.stream) &&
-                    GPU_CALL(&gpu, event_synchronize, end) &&
-                    GPU_CALL(&gpu, event_elapsed_time, &milliseconds, begin, end),
-                "replay");
-        times[i < 0 ? 0 : i] = milliseconds;
-    }
-    qsort(times, BENCH_REPLAYS, sizeof(times[0]), compare_floats);
-    (void)gpu.graph_exec_destroy(exec);
-    (void)gpu.graph_destroy(graph);
-    (void)gpu.event_destroy(begin);
-    (void)gpu.event_destroy(end);
-    return (double)times[BENCH_REPLAYS / 2] * 1e3 / num_calls;
-}
-
-/* Every sequence with num_keys keys, of which the last num_queries are the step's; as many layers
- * as it takes to read past the L2 cache. */
-static void bench(attend_fn *attend, const char *name, const struct shape *shape, int32_t num_seqs,
-                  int32_t num_queries, int32_t num_keys)
-{
-    int32_t blocks_of_seq = (num_keys + BLOCK - 1) / BLOCK, num_blocks = num_seqs * blocks_of_seq;
-    size_t layer_bytes =
-        4 * (size_t)shape->num_kv_heads * BLOCK * (size_t)shape->head_dim; /* of a block */
-    double call_bytes = (double)layer_bytes * num_blocks;
-    int32_t num_layers =
-        (int32_t)fmin(256.0, fmax(num_queries > 1 ? 2.0 : 4.0, BENCH_BYTES / call_bytes));
-    struct kv_view kv = {.block_bytes = ((size_t)num_layers * layer_bytes + 4095) / 4096 * 4096,
-                         .dtype = KV_DTYPE_BF16,
-                         .num_layers = num_layers,
-                         .num_kv_heads = shape->num_kv_heads,
-                         .block_size = BLOCK,
-                         .head_dim = shape->head_dim};
-    size_t pool_bytes = (size_t)num_blocks * kv.block_bytes;
-    int32_t num_tokens = num_seqs * num_queries;
-    size_t qkv_bytes = (size_t)num_tokens * (size_t)qkv_width(shape) * 2;
-    /* One piece of random elements again and again. */
-    size_t piece_bytes = 4 << 20;
-    uint16_t *piece = zeroed(piece_bytes, 1);
-    for (size_t i = 0; i < piece_bytes / 2; i++) {
-        piece[i] = random_element(1.0f);
-    }
-    kv.blocks = (unsigned char *)allocate(pool_bytes);
-    CUdeviceptr qkv = allocate(qkv_bytes);
-    for (size_t at = 0; at < pool_bytes; at += piece_bytes) {
-        size_t left = pool_bytes - at;
-        require(copied_to_gpu((CUdeviceptr)kv.blocks + at, piece,
-                              left < piece_bytes ? left : piece_bytes),
-                "fill");
-    }
-    for (size_t at = 0; at < qkv_bytes; at += piece_bytes) {
-        size_t left = qkv_bytes - at;
-        require(copied_to_gpu(qkv + at, piece, left < piece_bytes ? left : piece_bytes), "fill");
-    }
-    free(piece);
-    int32_t *tables = zeroed((size_t)num_blocks, sizeof(int32_t));
-    int32_t *query_begin = zeroed((size_t)num_seqs + 1, sizeof(int32_t));
-    int32_t *seq_lens = zeroed((size_t)num_seqs, sizeof(int32_t));
-    int32_t *positions = zeroed((size_t)num_tokens, sizeof(int32_t));
-    for (int32_t i = 0; i < num_blocks; i++) {
-        int32_t at = (int32_t)random_below((uint32_t)i + 1);
-        tables[i] = tables[at];
-        tables[at] = i;
-    }
-    for (int32_t i = 0; i < num_seqs; i++) {
-        query_begin[i + 1] = (i + 1) * num_queries;
-        seq_lens[i] = num_keys;
-        for (int32_t j = 0; j < num_queries; j++) {
-            positions[i * num_queries + j] = num_keys - num_queries + j;
-        }
-    }
-    CUdeviceptr d = allocate((size_t)num_tokens * (size_t)d_width(shape) * 2);
-    CUdeviceptr gpu_tables = upload(tables, (size_t)num_blocks * sizeof(int32_t));
-    CUdeviceptr gpu_query_begin = upload(query_begin, ((size_t)num_seqs + 1) * sizeof(int32_t));
-    CUdeviceptr gpu_seq_lens = upload(seq_lens, (size_t)num_seqs * sizeof(int32_t));
-    CUdeviceptr gpu_positions = upload(positions, (size_t)num_tokens * sizeof(int32_t));
-    struct bed bed = bed_create(shape, num_seqs, num_keys);
-    struct attend_params params = {
-        .qkv = (const void *)qkv,
-        .d = (void *)d,
-        .kv = kv,
-        .block_tables = (const int32_t *)gpu_tables,
-        .positions = (const int32_t *)gpu_positions,
-        .query_begin = (const int32_t *)gpu_query_begin,
-        .seq_lens = (const int32_t *)gpu_seq_lens,
-        .num_tokens = num_tokens,
-        .num_seqs = num_seqs,
-        .num_heads = shape->num_heads,
-        .max_blocks = blocks_of_seq,
-        .max_query = num_queries,
-        .scale = 1.0f / sqrtf((float)shape->head_dim),
-    };
-    double us = time_calls(&bed, attend, params, num_queries > 1 ? 2 : num_layers);
-    double bytes = (double)num_seqs * num_keys * (double)layer_bytes / BLOCK;
-    double pairs = (double)num_seqs * num_queries * (num_keys - (num_queries - 1) * 0.5);
-    double flops = 4.0 * shape->head_dim * shape->num_heads * pairs;
-    printf("%-7s %2d/%d x %3d, %3d x %5d of %6d: %9.2f us, floor %8.2f (%5.1f %%), %6.1f TFLOP/s\n",
-           name, (int)shape->num_heads, (int)shape->num_kv_heads, (int)shape->head_dim,
-           (int)num_seqs, (int)num_queries, (int)num_keys, us, bytes / 4.5e6,
-           100.0 * bytes / 4.5e6 / us, flops / us * 1e-6);
-    const CUdeviceptr buffers[] = {
-        (CUdeviceptr)kv.blocks, qkv, d, gpu_tables, gpu_query_begin, gpu_seq_lens, gpu_positions};
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
-        (void)gpu.mem_free(buffers[i]);
-    }
-    free(tables);
-    free(query_begin);
-    free(seq_lens);
-    free(positions);
-    bed_destroy(&bed);
-}
-
-static void bench_all(void)
-{
-    static const struct shape shapes[] = {
-        {14, 2, 64, 0, 1.0f}, {12, 2, 128, 0, 1.0f}, {16, 2, 128, 0, 1.0f}, {28, 4, 128, 0, 1.0f}};
-    static const int32_t decodes[][2] = {{1, 512},  {1, 2048},  {1, 4096}, {1, 32768}, {8, 512},
-                                         {8, 4096}, {8, 32768}, {32, 512}, {128, 512}};
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        bench(cuda_tensor_attend, "tensor", &shapes[i], 1, 1, 512);
-        bench(cuda_tensor_attend, "tensor", &shapes[i], 1, 2048, 2048);
-        bench(cuda_tensor_attend, "tensor", &shapes[i], 1, 16384, 16384);
-    }
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        for (size_t j = 0; j < sizeof(decodes) / sizeof(decodes[0]); j++) {
-            bench(cuda_decode_attend, "decode", &shapes[i], decodes[j][0], 1, decodes[j][1]);
-        }
-    }
-}
+#include "attention_bench.h"
 
 static bool has_argument(int argc, char **argv, const char *name)
 {
@@ -790,6 +627,9 @@ int main(int argc, char **argv)
     check_decode(shape_step > 0 ? (size_t)shape_step : 1);
     if (has_argument(argc, argv, "--bench")) {
         bench_all();
+    }
+    if (has_argument(argc, argv, "--bench-steps")) {
+        bench_steps_all();
     }
     return check_end();
 }

@@ -25,6 +25,13 @@ static enum op_kernel choose(int32_t head_dim, int32_t cta_heads)
     return cta_heads == 8 ? OP_KERNEL_decode_attention_128_8 : OP_KERNEL_decode_attention_128_16;
 }
 
+static int32_t clusters_of(const struct backend_cuda *cuda, int32_t head_dim, int32_t cta_heads)
+{
+    int32_t num_clusters = DECODE_CLUSTERS(head_dim, cta_heads) *
+                           cuda->device->description.num_sms / DECODE_CLUSTERS_SMS;
+    return num_clusters > 0 ? num_clusters : 1;
+}
+
 void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *params)
 {
     const struct kv_view *kv = &params->kv;
@@ -39,8 +46,8 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
     }
     struct head_split split = split_heads(params->num_heads, kv->num_kv_heads, kv->head_dim);
     int32_t max_parts = DECODE_PARTS(params->max_blocks, split.most_parts);
-    int32_t num_items = params->num_seqs * split.num_columns * max_parts;
-    int32_t num_clusters = DECODE_CLUSTERS(kv->head_dim, split.cta_heads);
+    int32_t num_rows = params->num_seqs * split.num_columns, num_items = num_rows * max_parts;
+    int32_t num_clusters = clusters_of(cuda, kv->head_dim, split.cta_heads);
     num_clusters = num_items < num_clusters ? num_items : num_clusters;
     int64_t num_partials = (int64_t)params->num_seqs * params->num_heads * max_parts;
     float *partials = (float *)(void *)cuda->scratch;
@@ -70,6 +77,7 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
         .max_blocks = params->max_blocks,
         .max_parts = max_parts,
         .num_columns = split.num_columns,
+        .num_rows = num_rows,
         .num_items = num_items,
         .num_clusters = num_clusters,
         .most_parts = split.most_parts,

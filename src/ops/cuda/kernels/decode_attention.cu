@@ -71,8 +71,8 @@ static __device__ __forceinline__ bool describe_item(const decode_params &params
     if (number >= params.num_items) {
         return false;
     }
-    int32_t row = number / params.max_parts;
-    item->part = number - row * params.max_parts;
+    item->part = number / params.num_rows;
+    int32_t row = number - item->part * params.num_rows;
     item->seq = row / params.num_columns;
     item->column = row - item->seq * params.num_columns;
     item->token = params.query_begin[item->seq];
@@ -391,6 +391,7 @@ static __device__ __forceinline__ void take_run(
         work.seq = item->seq;
         work.keys_offset = item->column % params.num_kv_heads * ATTENTION_BLOCK_SIZE * HEAD_DIM * 2;
     }
+    __syncwarp(); /* the place of the run may be written again */
 }
 
 template <int N_TILES, int HEAD_DIM>

@@ -54,10 +54,11 @@ struct tensor_attention_kernel_params {
       TENSOR_ATTENTION_SHARED(head_dim, m_tiles, keys))
 
 /* Attention of the sequences with one token in the step. A sequence's keys are cut into parts, as
- * many as its own length asks for. Item (seq * columns + column) * max_parts + part is a part of a
- * KV head (and chunk of its query heads: a column); a cluster takes every num_clusters-th item, its
- * warps runs of blocks of it. What several parts found is put together by the merge kernel, grid
- * (num_heads, num_seqs), head_dim threads. */
+ * many as its own length asks for. Row seq * columns + column is a KV head (and chunk of its query
+ * heads: a column) of a sequence, item part * num_rows + row a part of it: the first parts, which
+ * all sequences have, come first, so that clusters share them evenly whatever the lengths. A
+ * cluster takes every num_clusters-th item, its warps runs of blocks of it. What several parts
+ * found is put together by the merge kernel, grid (num_heads, num_seqs), head_dim threads. */
 struct decode_attention_kernel_params {
     const void *qkv;           /* [tokens, num_heads + 2 * num_kv_heads, head_dim] bf16 */
     void *d;                   /* [tokens, num_heads, head_dim] bf16 */
@@ -69,33 +70,36 @@ struct decode_attention_kernel_params {
     int32_t num_heads, num_kv_heads;
     int32_t group_heads; /* num_heads / num_kv_heads */
     int32_t max_blocks, max_parts;
-    int32_t num_columns, num_items, num_clusters;
+    int32_t num_columns, num_rows, num_items, num_clusters;
     int32_t window;     /* 0: none */
     int32_t most_parts; /* of a sequence */
     float exp2_scale;   /* scale * log2(e) */
-    int32_t reserved;
 };
 
 #define DECODE_THREADS 128
 /* CTAs of a cluster: with a block or two for each of its warps it reads 512 keys at once. */
 #define DECODE_CLUSTER(head_dim) ((head_dim) == 64 ? 4 : 8)
-/* Clusters that an H200 holds at once with 3 CTAs on an SM (8 heads) or 2; with more the last ones
- * would begin when the others end (44 clusters of 8: 57 us, 46: 80 us, for 128 sequences of 512
- * keys). Odd, so that their steps meet all parts of the items. */
+/* Clusters of a launch, on DECODE_CLUSTERS_SMS SMs, with 3 CTAs on an SM (8 heads) or 2. An idle
+ * H200 holds 45 clusters of 8 and 92 of 4, one in a step fewer: those that find no place begin when
+ * others end. A layer's attention of 8 sequences of 32,768 keys in a step of a 7B model: 138 us
+ * with 39 clusters, 159 with 41, 172 with 43. */
+#define DECODE_CLUSTERS_SMS 132
 #define DECODE_CLUSTERS(head_dim, heads) \
-    ((head_dim) == 64 ? ((heads) == 8 ? 87 : 57) : ((heads) == 8 ? 43 : 27))
+    ((head_dim) == 64 ? ((heads) == 8 ? 86 : 57) : ((heads) == 8 ? 40 : 27))
 /* Parts of a sequence that reads num_blocks blocks, a function of nothing else, so that its bits do
- * not depend on the batch: so many that a single long sequence has enough loads under way, but no
- * more items than clusters where few do. */
+ * not depend on the batch: so many that a single long sequence has enough loads under way, but few,
+ * since each costs a beginning and a merge, and so that items of several long sequences divide into
+ * the clusters (head_dim 128: 40 by 20 items of a sequence). */
 #define DECODE_PART_BLOCKS 64
 #define DECODE_PARTS_LIMIT 16
-#define DECODE_MOST_PARTS(head_dim, num_columns)                        \
-    ((head_dim) == 64 ? ((num_columns) <= 5    ? DECODE_PARTS_LIMIT     \
-                         : (num_columns) >= 43 ? 2                      \
-                                               : 87 / (num_columns))    \
-                      : ((num_columns) <= 5    ? DECODE_PARTS_LIMIT / 2 \
-                         : (num_columns) >= 21 ? 2                      \
-                                               : 43 / (num_columns)))
+#define DECODE_MOST_PARTS(head_dim, num_columns)                     \
+    ((head_dim) == 64 ? ((num_columns) <= 5    ? DECODE_PARTS_LIMIT  \
+                         : (num_columns) >= 43 ? 2                   \
+                                               : 86 / (num_columns)) \
+                      : ((num_columns) <= 2    ? 10                  \
+                         : (num_columns) <= 8  ? 5                   \
+                         : (num_columns) >= 20 ? 2                   \
+                                               : 40 / (num_columns)))
 #define DECODE_PARTS(num_blocks, most_parts)         \
     ((num_blocks) >= (most_parts)*DECODE_PART_BLOCKS \
          ? (most_parts)                              \
