@@ -829,7 +829,8 @@ int64_t sim_tier_computed(struct sim_tier *tier, int32_t request_idx, int32_t nu
     if (!tier->options.waits) {
         return 0;
     }
-    if (tier->orders[request_idx] >= tier->options.first_scored) {
+    if (tier->orders[request_idx] >= tier->options.first_scored &&
+        tier->metrics.held_ns < WHENEVER_NS) {
         tier->metrics.held_ns += ready_ns - now_ns;
     }
     return ready_ns - now_ns;

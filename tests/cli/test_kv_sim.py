@@ -706,7 +706,7 @@ class Reports(KvSimTestCase):
         self.assertGreater(planned[1][1], planned[0][1])
         self.assertIsNone(predicted["options"]["fetch_ratio"])
         # Nothing ever comes over a link like this, and no time overflows.
-        slow = self.sim(*arguments[:-1], "host:1M:1e-9:1e6s", policies=("lru",))
+        slow = self.sim(*arguments[:-1], "host:1M:0.000001:1e6s", policies=("lru",))
         self.assertEqual(slow["tables"][0]["rows"][0]["stacks"][0]["num_from"], [0])
         self.assertIn("--tier host:1M:400k --prefetch", predicted["command_line"])
 
