@@ -76,7 +76,7 @@ static void bench(attend_fn *attend, const char *name, const struct shape *shape
     int32_t num_layers =
         (int32_t)fmin(256.0, fmax(num_queries > 1 ? 2.0 : 4.0, BENCH_BYTES / call_bytes));
     struct kv_view kv = {.block_bytes = ((size_t)num_layers * layer_bytes + 4095) / 4096 * 4096,
-                         .dtype = DTYPE_BF16,
+                         .dtype = KV_DTYPE_BF16,
                          .num_layers = num_layers,
                          .num_kv_heads = shape->num_kv_heads,
                          .block_size = BLOCK,
@@ -338,7 +338,7 @@ static void bench_step(const struct step_shape *shape, int32_t num_seqs, int32_t
     size_t tokens = (size_t)num_seqs, layers = (size_t)shape->num_layers;
     int32_t max_blocks = num_keys / BLOCK;
     struct kv_view kv = {.block_bytes = layers * 4 * widths.k * BLOCK,
-                         .dtype = DTYPE_BF16,
+                         .dtype = KV_DTYPE_BF16,
                          .num_layers = shape->num_layers,
                          .num_kv_heads = shape->num_kv_heads,
                          .block_size = BLOCK,
