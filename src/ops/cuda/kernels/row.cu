@@ -322,11 +322,17 @@ extern "C" __global__ void __launch_bounds__(ROPE_KV_THREADS)
 
 /* ---- a cache with scales --------------------------------------------------------------------- */
 
-static __device__ __forceinline__ float sum_over_warp(float value)
+/* In the order in which the reference adds, so that both choose the same scale: eight sums of every
+ * eighth value, then those. */
+static __device__ __forceinline__ float sum_over_group(float value)
 {
-    for (int distance = 16; distance > 0; distance /= 2)
-        value += __shfl_xor_sync(0xffffffff, value, distance);
-    return value;
+    const int lane = threadIdx.x % 32;
+    float sum = 0.0f;
+    for (int i = 0; i < 4; i++)
+        sum += __shfl_sync(0xffffffff, value, lane % 8 + 8 * i);
+    for (int distance = 1; distance < 8; distance *= 2)
+        sum += __shfl_xor_sync(0xffffffff, sum, distance);
+    return sum;
 }
 
 /* The first of the scales from `least` on whose errors have the smallest sum of squares. */
@@ -337,8 +343,8 @@ static __device__ __forceinline__ uint32_t choose_fp8_scale(float x, uint32_t le
     for (uint32_t i = 0; i < 8 && least > 0; i++) {
         const uint32_t bits = least + 16 * i;
         const float scale = __uint_as_float(bits << 16);
-        const float error = fp8_widen(fp8_round(x / scale)) * scale - x;
-        const float sum = sum_over_warp(error * error);
+        const float error = __fsub_rn(__fmul_rn(fp8_widen(fp8_round(x / scale)), scale), x);
+        const float sum = sum_over_group(__fmul_rn(error, error));
         if (sum < smallest) {
             smallest = sum;
             best = bits;
