@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "engine/engine.h"
 #include "kv/kv_remote_link.h"
 #include "ops/fake/device_fake.h"
@@ -492,6 +493,12 @@ static void test_remote_mix(void **state)
     }
 }
 
+static void assert_one_line_a_minute(const struct fixture *fixture, int64_t begin_ns)
+{
+    int64_t num_minutes = (clock_now_ns() - begin_ns) / 60000000000;
+    assert_true(fixture->logged.num_lines >= 1 && fixture->logged.num_lines <= 1 + num_minutes);
+}
+
 /* A server that does wrong in every way, one after the other, and is gone now and then. Catches: a
  * request that ends with it or waits for it, text that differs, faults that are not counted or fill
  * the log. */
@@ -510,14 +517,18 @@ static void test_remote_faults(void **state)
     fixture->logged.num_lines = 0;
     fake_redis_set_error(redis, "MOVED 1 127.0.0.1:1", false);
     mix.changes_faults = true;
-    for (int32_t round = 0; round < 3; round++) {
+    int64_t begin_ns = clock_now_ns();
+    bool has_faults = false;
+    /* On a slow machine all that is sent may fall into a time without the server. */
+    for (int32_t round = 0; round < 3 || (!has_faults && round < 60); round++) {
         run_round(fixture, &mix, engine);
+        imbrex_engine_read_metrics(engine, &metrics);
+        has_faults = metrics.num_kv_faults > 0;
         fake_redis_stop(redis, round % 2 == 0);
         fake_redis_go_on(redis);
     }
-    imbrex_engine_read_metrics(engine, &metrics);
-    assert_true(metrics.num_kv_faults > 0);
-    assert_int_equal(fixture->logged.num_lines, 1);
+    assert_true(has_faults);
+    assert_one_line_a_minute(fixture, begin_ns);
     assert_non_null(strstr(fixture->logged.last, "KV remote 127.0.0.1"));
     imbrex_engine_destroy(engine);
     fake_redis_destroy(redis);
@@ -572,6 +583,7 @@ static void test_damaged(void **state)
     imbrex_engine_destroy(engine);
     damage_folder(&random);
     engine = create_engine(fixture->model, &mix, NULL);
+    int64_t begin_ns = clock_now_ns();
     fixture->logged.num_lines = 0;
     run_round(fixture, &mix, engine);
     damage_folder(&random); /* under it */
@@ -588,7 +600,7 @@ static void test_damaged(void **state)
     imbrex_engine_read_metrics(engine, &metrics);
     assert_true(metrics.num_kv_faults > 10);
     assert_true(metrics.num_disk_tokens > 0);
-    assert_int_equal(fixture->logged.num_lines, 1);
+    assert_one_line_a_minute(fixture, begin_ns);
     assert_non_null(strstr(fixture->logged.last, FOLDER));
     imbrex_engine_destroy(engine);
 }
