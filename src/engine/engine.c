@@ -353,7 +353,8 @@ static void tell_foreign(const struct imbrex_engine *engine, const char *path)
     kv_tiers_read_metrics(engine->tiers.tiers, &metrics);
     if (metrics.disk.num_foreign_bytes > 0) {
         log_write(&engine->model->log, IMBREX_LOG_LEVEL_WARNING,
-                  "%s: %lld bytes are blocks of another model, KV type (here it is %s), kernels or "
+                  "%s: %lld bytes are blocks of another model, KV type (here it is %s), secret "
+                  "(with a remote tier it is that tier's), kernels or "
                   "version: they are not used, and go first when room is short",
                   path, (long long)metrics.disk.num_foreign_bytes, engine->plan.kv_dtype);
     }

@@ -170,11 +170,16 @@ static bool save(struct kv_tiers *tiers)
     return true;
 }
 
+static bool is_too_late_to_send(const struct kv_tiers *tiers)
+{
+    return tiers->is_flushing && clock_now_ns() >= tiers->send_until_ns;
+}
+
 /* Gives the remote what it does not have. What it does not take now it does not get from this slot:
  * nothing waits for a server that is not there. */
 static void send_unsent(struct kv_tiers *tiers)
 {
-    bool is_too_late = tiers->is_flushing && clock_now_ns() >= tiers->send_until_ns;
+    bool is_too_late = is_too_late_to_send(tiers);
     while (tiers->unsent.first != -1 && kv_remote_can_put(tiers->remote)) {
         int32_t slot_idx = tiers->unsent.first;
         forget_unsent(tiers, slot_idx);
@@ -433,7 +438,10 @@ static bool flush_some(struct kv_tiers *tiers)
         send_unsent(tiers);
     }
     int32_t num_disk_jobs = tiers->disk != NULL ? kv_disk_num_jobs(tiers->disk) : 0;
-    int32_t num_puts = tiers->remote != NULL ? kv_remote_num_puts(tiers->remote) : 0;
+    /* What a slow server still has is not waited for in the end. */
+    int32_t num_puts = tiers->remote != NULL && !is_too_late_to_send(tiers)
+                           ? kv_remote_num_puts(tiers->remote)
+                           : 0;
     if (num_disk_jobs + num_puts == 0) {
         return is_taken && tiers->unsaved.first != -1;
     }
