@@ -32,6 +32,7 @@ struct known_block {
 struct path {
     uint64_t hashes[MAX_PATH]; /* [num_blocks] from the head on */
     int32_t num_blocks;
+    int32_t begin; /* those before it have come up since */
     double value;
 };
 
@@ -167,6 +168,7 @@ static bool find_path(const struct prefix_prefetch *prefetch, uint64_t hash, str
                 path->hashes[num_blocks - 1 - i] = swapped;
             }
             path->num_blocks = num_blocks;
+            path->begin = 0;
             return true;
         }
         known = find_known(prefetch, known->parent_key.words[0]);
@@ -261,18 +263,24 @@ static bool promote(struct prefix_prefetch *prefetch, const struct path *path,
 }
 
 /* Moves of one path, as far as they may go now. False: none of less value may either. */
-static bool move_path(struct prefix_prefetch *prefetch, const struct path *path,
-                      int32_t *num_promotions, int32_t *num_fetches)
+static bool move_path(struct prefix_prefetch *prefetch, struct path *path, int32_t *num_promotions,
+                      int32_t *num_fetches)
 {
     /* A block can be promoted behind one that is there, or will be. */
     bool is_chained = true;
-    for (int32_t i = 0; i < path->num_blocks; i++) {
+    for (int32_t i = path->begin; i < path->num_blocks; i++) {
+        const struct kv_cache *cache = prefetch->cache->cache;
         const struct known_block *known = find_known(prefetch, path->hashes[i]);
         if (known == NULL) {
             return true;
         }
-        if (kv_cache_has(prefetch->cache->cache, &known->key)) {
+        if (kv_cache_has(cache, &known->key)) {
+            path->begin += path->begin == i;
             continue;
+        }
+        /* What has come up may have gone again: the next predictions begin anew. */
+        if (i == path->begin && known->has_parent && !kv_cache_has(cache, &known->parent_key)) {
+            return true;
         }
         switch (kv_tiers_look(prefetch->tiers, &known->key, known->token_ids)) {
         case KV_PLACE_NONE:
