@@ -236,7 +236,7 @@ static enum imbrex_status submit(struct scenario *scenario)
     batch_fill(&scenario->plans[step], &scenario->limits, scenario->block_tables, &source,
                executor_batch_memory(scenario->executor), &scenario->layouts[step]);
     enum imbrex_status status =
-        executor_submit(scenario->executor, &scenario->plans[step], &scenario->layouts[step]);
+        executor_submit(scenario->executor, &scenario->plans[step], &scenario->layouts[step], NULL);
     scenario->num_submitted += status == IMBREX_STATUS_OK;
     return status;
 }
@@ -559,7 +559,8 @@ static void test_many_shapes(void **state)
                    executor_batch_memory(scenario->executor), &layout);
         assert_int_equal(layout.num_seqs, padded[count_idx]);
         assert_int_equal(layout.max_blocks, 4 << width_idx);
-        assert_int_equal(executor_submit(scenario->executor, &plan, &layout), IMBREX_STATUS_OK);
+        assert_int_equal(executor_submit(scenario->executor, &plan, &layout, NULL),
+                         IMBREX_STATUS_OK);
         if (++num_in_flight == 2) {
             assert_int_equal(executor_collect(scenario->executor, &results), IMBREX_STATUS_OK);
             assert_true(results.results[0].token_id >= 0);
