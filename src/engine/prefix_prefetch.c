@@ -248,7 +248,8 @@ static bool promote(struct prefix_prefetch *prefetch, const struct path *path,
                     const struct known_block *known)
 {
     int32_t block_idx;
-    if (!take_block(prefetch, path, known, &block_idx)) {
+    if (!kv_tiers_can_promote(prefetch->tiers) ||
+        !take_block(prefetch, path, known, &block_idx)) {
         return false;
     }
     if (!kv_tiers_promote(prefetch->tiers, &known->key,
