@@ -12,8 +12,9 @@
  * On the device, copies out run on DEVICE_STREAM_KV_OUT and copies in on DEVICE_STREAM_KV_IN.
  * Neither the next step nor a copy in begins before the copies out that were given by then
  * (kv_tiers_start); only where a block is promoted into as soon as it has been demoted, the step
- * goes on, for the copy in waits. kv_tiers_poll tells of a promoted block when its copy is done, and
- * it may be read from then on. What a step wrote can be copied out once the step has been collected.
+ * goes on, for the copy in waits. kv_tiers_poll tells of a promoted block when its copy is done,
+ * and it may be read from then on. What a step wrote can be copied out once the step has been
+ * collected.
  *
  * One thread uses it, the one that uses the device. Nothing here waits but what says so. */
 #ifndef IMBREX_KV_KV_TIERS_H
