@@ -60,9 +60,27 @@ static void open_stage(struct imbrex_model *model, const struct mix *mix, struct
     stage->engine->tiers.max_layered_ns = INT64_MAX;
 }
 
+static void check_stage(const struct stage *stage)
+{
+    assert_true(scheduler_check(&stage->engine->scheduler));
+    assert_true(kv_cache_check(stage->engine->prefix.cache));
+    assert_true(kv_tiers_check(stage->engine->tiers.tiers));
+}
+
 static struct imbrex_engine_metrics close_stage(struct stage *stage)
 {
     struct imbrex_engine_metrics metrics;
+    /* An engine without work does not step: what still comes up comes up for nobody. */
+    for (int32_t i = 0; kv_tiers_is_promoting(stage->engine->tiers.tiers); i++) {
+        assert_true(i < 10000);
+        kv_tiers_wait(stage->engine->tiers.tiers, 1000000);
+        prefix_tiers_look(&stage->engine->tiers, &stage->engine->scheduler);
+        check_stage(stage);
+    }
+    assert_null(stage->engine->tiers.arrival.sequence);
+    assert_int_equal(stage->engine->tiers.arrival.num_left, 0);
+    assert_int_equal(kv_pool_num_available(&stage->engine->kv_pool),
+                     stage->engine->kv_pool.num_blocks);
     assert_true(scheduler_is_idle(&stage->engine->scheduler));
     imbrex_engine_read_metrics(stage->engine, &metrics);
     imbrex_engine_destroy(stage->engine);
@@ -98,13 +116,6 @@ static int tear_down(void **state)
     imbrex_model_close(fixture->model);
     free(fixture);
     return 0;
-}
-
-static void check_stage(const struct stage *stage)
-{
-    assert_true(scheduler_check(&stage->engine->scheduler));
-    assert_true(kv_cache_check(stage->engine->prefix.cache));
-    assert_true(kv_tiers_check(stage->engine->tiers.tiers));
 }
 
 static bool step(const struct stage *stage)
@@ -371,10 +382,7 @@ static void test_cancel_under_way(void **state)
         }
         assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
         imbrex_request_destroy(request);
-        assert_null(stage.engine->tiers.arrival.sequence);
-        assert_int_equal(stage.engine->tiers.arrival.num_left, 0);
-        struct imbrex_engine_metrics metrics = close_stage(&stage);
-        assert_int_equal(metrics.kv_num_free, metrics.kv_num_blocks);
+        (void)close_stage(&stage);
     }
 }
 
@@ -426,7 +434,6 @@ static void test_copy_faults(void **state)
         assert_true(fixture->num_spoilt > 0);
         assert_int_equal(metrics.num_failed_steps, 0);
         assert_int_equal(metrics.num_bad_logits, 0);
-        assert_int_equal(metrics.kv_num_free, metrics.kv_num_blocks);
     }
 }
 
@@ -493,7 +500,6 @@ static void test_cancel_and_faults(void **state)
         struct imbrex_engine_metrics metrics = close_stage(&stage);
         assert_true(metrics.num_kv_layered > 0);
         assert_true(metrics.num_ended[IMBREX_FINISH_REASON_CANCELLED] > 0);
-        assert_int_equal(metrics.kv_num_free, metrics.kv_num_blocks);
     }
 }
 
@@ -552,7 +558,6 @@ static void test_step_faults(void **state)
         struct imbrex_engine_metrics metrics = close_stage(&stage);
         assert_true(num_good > 0 && num_failed > 0);
         assert_true(metrics.num_kv_layered > 0 || TEST_SANITIZED);
-        assert_int_equal(metrics.kv_num_free, metrics.kv_num_blocks);
     }
 }
 
