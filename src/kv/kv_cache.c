@@ -426,10 +426,7 @@ bool kv_cache_promote_for(struct kv_cache *cache, struct kv_request *request,
     cache->now_ns = now_ns;
     add_block(cache, key, request->num_blocks > 0 ? request->blocks[request->num_blocks - 1] : -1,
               token_ids, block_idx, -1);
-    /* A policy sees what it would have seen if the block had come up before. */
-    on_idle(cache, block_idx);
     tell_hit(cache, block_idx, request->request_idx);
-    on_busy(cache, block_idx);
     request->blocks[request->num_blocks] = block_idx;
     request->num_blocks++;
     cache->metrics.num_promoted++;
