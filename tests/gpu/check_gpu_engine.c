@@ -375,7 +375,7 @@ static void check_layers(const char *path, enum imbrex_compute compute, int32_t 
         printf("%s: %llu starts in %d groups of layers, %llu tokens from RAM\n", path,
                (unsigned long long)metrics.num_kv_layered, (int)layered.num_groups,
                (unsigned long long)metrics.num_host_tokens);
-        assert_true(metrics.num_kv_layered > 5);
+        assert_true(metrics.num_kv_layered > 0);
         assert_int_equal(metrics.num_kv_faults, 0);
     }
     destroy_cases(cases, num_cases);
