@@ -130,7 +130,7 @@ LIB_SOURCES := $(filter-out src/ops/cuda_absent.c,$(LIB_SOURCES)) $(wildcard src
 # imbrex bench measures kernels of other libraries too, which live in bench/peers.
 CLI_SOURCES += $(wildcard bench/cuda/*.c bench/peers/*.c)
 PORTABLE_SOURCES := $(patsubst %,src/ops/cuda/kernels/%.cu,gemm_mma gemm_mma_general \
-    gated_activation row plain tensor_attention small_resident small_stream sample)
+    gated_activation row plain tensor_attention small_resident small_stream host_copy sample)
 KERNEL_SOURCES := $(filter-out %/gemm_mma.cu %/gemm_mma_general.cu, \
     $(wildcard src/ops/cuda/kernels/*.cu))
 BENCH_KERNEL_SOURCES := $(wildcard bench/cuda/*.cu)

@@ -338,7 +338,31 @@ static const struct batch *find_uncovered(struct kv_tiers *tiers)
     return NULL;
 }
 
-/* Closes the copies out that were given: the step's stream and the one of copies in go on behind
+/* Gives the batch's copies to the direction's stream. Those that are refused may be under way all
+ * the same: their slots and blocks are nobody else's before the batch is done. */
+static void give_copies(struct kv_tiers *tiers, struct batch *batch,
+                        const struct direction *direction)
+{
+    struct device_copy copies[MAX_MOVES];
+    size_t block_bytes = tiers->host.block_bytes;
+    bool is_out = direction == &tiers->out;
+    for (int32_t i = 0; i < batch->num_moves; i++) {
+        const struct move *move = &batch->moves[i];
+        unsigned char *slot = kv_host_block(&tiers->host, move->slot_idx);
+        unsigned char *block = tiers->blocks + (size_t)move->block_idx * block_bytes;
+        copies[i] = (struct device_copy){.destination = is_out ? slot : block,
+                                         .source = is_out ? block : slot,
+                                         .num_bytes = block_bytes};
+    }
+    batch->is_given = true;
+    count_from_here(tiers, batch, direction->stream);
+    if (device_copy_batch_async(tiers->device, direction->stream, copies, batch->num_moves) !=
+        IMBREX_STATUS_OK) {
+        batch->is_failed = true;
+    }
+}
+
+/* Gives the copies out that were asked for: the step's stream and the one of copies in go on behind
  * them only, the step's where it has to. Told again each time, as long as copies out are under way:
  * a stream on which something failed forgets what it was to wait for. */
 static void fence_out(struct kv_tiers *tiers)
@@ -350,7 +374,7 @@ static void fence_out(struct kv_tiers *tiers)
     }
     struct batch *batch = batch_at(&tiers->out, tiers->out.num_batches - 1);
     if (!batch->is_given) {
-        batch->is_given = true;
+        give_copies(tiers, batch, &tiers->out);
         status = device_event_record(device, batch->event, tiers->out.stream);
     }
     const struct batch *uncovered = find_uncovered(tiers);
@@ -404,29 +428,12 @@ static struct batch *open_out(struct kv_tiers *tiers)
         (void)collect_out(tiers, true);
         batch = open_batch(&tiers->out);
     }
-    if (batch != NULL && batch->num_moves == 0) {
-        count_from_here(tiers, batch, tiers->out.stream);
-    }
     return batch;
 }
 
 static void give_batch(struct kv_tiers *tiers, struct batch *batch)
 {
-    struct device_copy copies[MAX_MOVES];
-    size_t block_bytes = tiers->host.block_bytes;
-    for (int32_t i = 0; i < batch->num_moves; i++) {
-        const struct move *move = &batch->moves[i];
-        copies[i] = (struct device_copy){.destination =
-                                             tiers->blocks + (size_t)move->block_idx * block_bytes,
-                                         .source = kv_host_block(&tiers->host, move->slot_idx),
-                                         .num_bytes = block_bytes};
-    }
-    batch->is_given = true;
-    count_from_here(tiers, batch, tiers->in.stream);
-    if (device_copy_batch_async(tiers->device, tiers->in.stream, copies, batch->num_moves) !=
-        IMBREX_STATUS_OK) {
-        batch->is_failed = true;
-    }
+    give_copies(tiers, batch, &tiers->in);
     if (device_event_record(tiers->device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
         drain(tiers, batch, tiers->in.stream);
         batch->is_failed = true;
@@ -536,14 +543,6 @@ void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int
     }
     tiers->wanted[slot_idx] = 0;
     tiers->origins[slot_idx] = KV_TIER_HOST;
-    const struct device_copy copy = {.destination = kv_host_block(&tiers->host, slot_idx),
-                                     .source = tiers->blocks +
-                                               (size_t)block_idx * tiers->host.block_bytes,
-                                     .num_bytes = tiers->host.block_bytes};
-    /* A copy that was refused may be under way all the same: its slot is nobody else's before the
-     * batch is done. */
-    batch->is_failed |=
-        device_copy_batch_async(tiers->device, tiers->out.stream, &copy, 1) != IMBREX_STATUS_OK;
     batch->moves[batch->num_moves] = (struct move){.slot_idx = slot_idx, .block_idx = block_idx};
     batch->num_moves++;
 }
