@@ -377,8 +377,11 @@ $(BUILD)/tests/soak_tiers: LINK_OPTIONS += $(WRAP)
 $(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)
 # Those whose figures are kept write the head of their reports as the program does.
-REPORTING := $(addprefix $(BUILD)/bench/bench_kv_,pin disk pack)
+REPORTING := $(addprefix $(BUILD)/bench/bench_kv_,pin disk pack move)
 $(REPORTING): $(call objects,$(patsubst %,src/cli/%.c,report_header machine output replace_file))
+# It reads clock and power.
+$(BUILD)/bench/bench_kv_move: $(call objects,$(if $(filter 1,$(CUDA)),$(addprefix bench/,\
+    cuda/gpu.c cuda/gpu_meter.c cuda/bench_image.c peers/nvml.c)))
 
 # Examples are built as a user would: against the shared library.
 $(BUILD)/examples/%: examples/%.c include/imbrex.h $(BUILD)/libimbrex.so

@@ -238,7 +238,7 @@ static bool promote(struct prefix_tiers *tiers, const struct request_prefix *pre
 {
     struct kv_pool *pool = tiers->cache->pool;
     int32_t block_idx;
-    if (!take_block(tiers->cache, &prefix->kv, &block_idx)) {
+    if (!kv_tiers_can_promote(tiers->tiers) || !take_block(tiers->cache, &prefix->kv, &block_idx)) {
         return false;
     }
     if (!kv_tiers_promote(tiers->tiers, &prefix->keys[key_idx],

@@ -12,8 +12,10 @@
 /* Without a host tier: so many slots, room for a disk's jobs and as many blocks that wait. */
 #define NUM_PASSING_SLOTS (2 * KV_DISK_MAX_JOBS)
 #define MAX_FETCHES 48 /* a disk is busy with them, and a nearer request never waits for more */
-#define NUM_BATCHES 4  /* of copies under way, each way */
-#define MAX_MOVES 64   /* of one batch */
+/* Of copies under way, each way. The engine looks once a step: what it gives then has to keep the
+ * link busy until the next look has seen that it is done, 10 ms of 1,000 blocks of 512 KiB. */
+#define NUM_BATCHES 16
+#define MAX_MOVES 64 /* of one batch */
 #define NUM_MEASURED 16
 #define LOG_INTERVAL_NS INT64_C(60000000000)
 #define FLUSH_WAIT_NS INT64_C(100000000)
@@ -27,6 +29,7 @@ struct move {
     int32_t slot_idx, block_idx;
     enum kv_tier from;
     bool has_parent;
+    bool is_covered; /* see num_covered */
 };
 
 /* Copies that are told together. */
@@ -34,9 +37,10 @@ struct batch {
     struct move moves[MAX_MOVES]; /* [num_moves] */
     struct device_event *event;
     int32_t num_moves;
-    int32_t num_told; /* of the moves, those that poll has given back */
-    bool is_given;    /* the event is recorded behind all of them */
-    bool is_failed;   /* none of them counts */
+    int32_t num_told;    /* of the moves, those that poll has given back */
+    int32_t num_covered; /* of copies out, those behind which a copy in comes, and no step before */
+    bool is_given;       /* the event is recorded behind all of them */
+    bool is_failed;      /* none of them counts */
 };
 
 /* Batches one way: num_batches from first on are filled, given or read. */
@@ -286,6 +290,7 @@ static struct batch *add_batch(struct direction *direction)
     direction->num_batches++;
     batch->num_moves = 0;
     batch->num_told = 0;
+    batch->num_covered = 0;
     batch->is_given = false;
     batch->is_failed = false;
     return batch;
@@ -296,11 +301,19 @@ static struct batch *open_batch(struct direction *direction)
 {
     if (direction->num_batches > 0) {
         struct batch *last = batch_at(direction, direction->num_batches - 1);
-        if (!last->is_given) {
-            return last->num_moves < MAX_MOVES ? last : NULL;
+        if (!last->is_given && last->num_moves < MAX_MOVES) {
+            return last;
         }
     }
     return direction->num_batches < NUM_BATCHES ? add_batch(direction) : NULL;
+}
+
+/* What failed on the stream before was told by another batch's event. Where this cannot be said,
+ * the batch fails with the one before. */
+static void count_from_here(struct kv_tiers *tiers, const struct batch *batch,
+                            enum device_stream stream)
+{
+    (void)device_event_record(tiers->device, batch->event, stream);
 }
 
 /* Waits for a stream whose event could not be put where it was meant to be. */
@@ -312,9 +325,22 @@ static void drain(struct kv_tiers *tiers, const struct batch *batch, enum device
     }
 }
 
+/* The last copies out that a step could write under; NULL: none, or only such as a copy in to the
+ * same block comes behind, and nobody has that block before. */
+static const struct batch *find_uncovered(struct kv_tiers *tiers)
+{
+    for (int32_t i = tiers->out.num_batches - 1; i >= 0; i--) {
+        const struct batch *batch = batch_at(&tiers->out, i);
+        if (batch->num_covered < batch->num_moves) {
+            return batch;
+        }
+    }
+    return NULL;
+}
+
 /* Closes the copies out that were given: the step's stream and the one of copies in go on behind
- * them only. Told again each time, as long as copies out are under way: a stream on which something
- * failed forgets what it was to wait for. */
+ * them only, the step's where it has to. Told again each time, as long as copies out are under way:
+ * a stream on which something failed forgets what it was to wait for. */
 static void fence_out(struct kv_tiers *tiers)
 {
     struct device *device = tiers->device;
@@ -327,39 +353,67 @@ static void fence_out(struct kv_tiers *tiers)
         batch->is_given = true;
         status = device_event_record(device, batch->event, tiers->out.stream);
     }
+    const struct batch *uncovered = find_uncovered(tiers);
+    if (status == IMBREX_STATUS_OK && uncovered != NULL) {
+        status = device_event_wait(device, uncovered->event, DEVICE_STREAM_STEP);
+    }
     if (status != IMBREX_STATUS_OK ||
-        device_event_wait(device, batch->event, DEVICE_STREAM_STEP) != IMBREX_STATUS_OK ||
         device_event_wait(device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
         drain(tiers, batch, tiers->out.stream);
         batch->is_failed = true;
     }
 }
 
+/* A copy in to the block is to come: behind the copy out from it, if one has just been given. */
+static void cover_out(struct kv_tiers *tiers, int32_t block_idx)
+{
+    if (tiers->out.num_batches == 0) {
+        return;
+    }
+    struct batch *batch = batch_at(&tiers->out, tiers->out.num_batches - 1);
+    for (int32_t i = batch->num_moves - 1; !batch->is_given && i >= 0; i--) {
+        struct move *move = &batch->moves[i];
+        if (move->block_idx == block_idx && !move->is_covered) {
+            move->is_covered = true;
+            batch->num_covered++;
+            return;
+        }
+    }
+}
+
+/* A copy in failed: blocks may come back to steps earlier than the copies out from them are done.
+ */
+static void uncover_out(struct kv_tiers *tiers)
+{
+    for (int32_t i = 0; i < tiers->out.num_batches; i++) {
+        batch_at(&tiers->out, i)->num_covered = 0;
+    }
+}
+
 /* A batch for one more copy out, waiting for one where all are under way. */
 static struct batch *open_out(struct kv_tiers *tiers)
 {
+    if (tiers->out.num_batches > 0) {
+        const struct batch *last = batch_at(&tiers->out, tiers->out.num_batches - 1);
+        if (!last->is_given && last->num_moves == MAX_MOVES) {
+            fence_out(tiers);
+        }
+    }
     struct batch *batch = open_batch(&tiers->out);
     if (batch == NULL) {
-        fence_out(tiers);
-        if (tiers->out.num_batches == NUM_BATCHES) {
-            (void)collect_out(tiers, true);
-        }
+        (void)collect_out(tiers, true);
         batch = open_batch(&tiers->out);
+    }
+    if (batch != NULL && batch->num_moves == 0) {
+        count_from_here(tiers, batch, tiers->out.stream);
     }
     return batch;
 }
 
-static void give_in(struct kv_tiers *tiers)
+static void give_batch(struct kv_tiers *tiers, struct batch *batch)
 {
     struct device_copy copies[MAX_MOVES];
     size_t block_bytes = tiers->host.block_bytes;
-    if (tiers->in.num_batches == 0) {
-        return;
-    }
-    struct batch *batch = batch_at(&tiers->in, tiers->in.num_batches - 1);
-    if (batch->is_given) {
-        return;
-    }
     for (int32_t i = 0; i < batch->num_moves; i++) {
         const struct move *move = &batch->moves[i];
         copies[i] = (struct device_copy){.destination =
@@ -368,6 +422,7 @@ static void give_in(struct kv_tiers *tiers)
                                          .num_bytes = block_bytes};
     }
     batch->is_given = true;
+    count_from_here(tiers, batch, tiers->in.stream);
     if (device_copy_batch_async(tiers->device, tiers->in.stream, copies, batch->num_moves) !=
         IMBREX_STATUS_OK) {
         batch->is_failed = true;
@@ -375,6 +430,16 @@ static void give_in(struct kv_tiers *tiers)
     if (device_event_record(tiers->device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
         drain(tiers, batch, tiers->in.stream);
         batch->is_failed = true;
+    }
+}
+
+static void give_in(struct kv_tiers *tiers)
+{
+    for (int32_t i = 0; i < tiers->in.num_batches; i++) {
+        struct batch *batch = batch_at(&tiers->in, i);
+        if (!batch->is_given) {
+            give_batch(tiers, batch);
+        }
     }
 }
 
@@ -566,6 +631,16 @@ void kv_tiers_end_look(struct kv_tiers *tiers)
     }
 }
 
+bool kv_tiers_can_promote(const struct kv_tiers *tiers)
+{
+    const struct direction *in = &tiers->in;
+    if (in->num_batches < NUM_BATCHES) {
+        return true;
+    }
+    const struct batch *last = &in->batches[(in->first + in->num_batches - 1) % NUM_BATCHES];
+    return !last->is_given && last->num_moves < MAX_MOVES;
+}
+
 bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
                       const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx)
 {
@@ -585,6 +660,7 @@ bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
     batch->num_moves++;
     tiers->origins[slot_idx] = KV_TIER_HOST;
     tiers->is_moving[slot_idx] = true;
+    cover_out(tiers, block_idx);
     return true;
 }
 
@@ -601,6 +677,9 @@ bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
             return false;
         }
         batch->is_failed |= status != IMBREX_STATUS_OK;
+        if (batch->is_failed) {
+            uncover_out(tiers);
+        }
     }
     const struct move *move = &batch->moves[batch->num_told];
     *promotion = (struct kv_promotion){

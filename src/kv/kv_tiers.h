@@ -11,8 +11,10 @@
  *
  * On the device, copies out run on DEVICE_STREAM_KV_OUT and copies in on DEVICE_STREAM_KV_IN.
  * Neither the next step nor a copy in begins before the copies out that were given by then
- * (kv_tiers_start); kv_tiers_poll tells of a promoted block when its copy is done, and it may be
- * read from then on. What a step wrote can be copied out once the step has been collected.
+ * (kv_tiers_start); only where a block is promoted into as soon as it has been demoted, the step
+ * goes on, for the copy in waits. kv_tiers_poll tells of a promoted block when its copy is done,
+ * and it may be read from then on. What a step wrote can be copied out once the step has been
+ * collected.
  *
  * One thread uses it, the one that uses the device. Nothing here waits but what says so. */
 #ifndef IMBREX_KV_KV_TIERS_H
@@ -105,6 +107,8 @@ enum kv_place kv_tiers_look(struct kv_tiers *tiers, const struct kv_key *key,
                             const int32_t *token_ids);
 /* Begins to fetch what look said is on DISK or REMOTE. False: not now, too many are under way. */
 bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids);
+/* Whether promote will take one more: before a block is taken for it. */
+bool kv_tiers_can_promote(const struct kv_tiers *tiers);
 /* Copies what look said is in the HOST place to block_idx, which nobody may touch until poll has
  * given it back. parent_key: for the promotion; NULL: it is a head. False, and nothing has
  * happened: too many are under way. */
