@@ -755,7 +755,8 @@ static int32_t count_asks(const struct kv_tiers *tiers)
 
 bool kv_tiers_is_moving(const struct kv_tiers *tiers)
 {
-    return tiers->num_fetches > 0 || tiers->in.num_batches > 0 || count_asks(tiers) > 0;
+    return tiers->num_fetches > 0 || tiers->in.num_batches > 0 || tiers->out.num_batches > 0 ||
+           count_asks(tiers) > 0;
 }
 
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
@@ -763,17 +764,24 @@ bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
     return tiers->in.num_batches > 0;
 }
 
+/* A copy takes no longer than a step; what it says, poll and update ask again. */
+static void wait_for_copies(struct kv_tiers *tiers, struct direction *direction)
+{
+    const struct batch *batch = batch_at(direction, 0);
+    if (batch->is_given && !batch->is_failed) {
+        (void)device_event_synchronize(tiers->device, batch->event);
+    }
+}
+
 void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns)
 {
     if (tiers->in.num_batches > 0) {
-        const struct batch *batch = batch_at(&tiers->in, 0);
-        if (batch->is_given && !batch->is_failed) {
-            /* A copy takes no longer than a step; what it says, poll asks again. */
-            (void)device_event_synchronize(tiers->device, batch->event);
-        }
-    } else {
+        wait_for_copies(tiers, &tiers->in);
+    } else if (tiers->num_fetches > 0 || count_asks(tiers) > 0) {
         int32_t num_gets = tiers->remote != NULL ? kv_remote_num_gets(tiers->remote) : 0;
         wait_below(tiers, tiers->num_fetches - num_gets, num_gets + count_asks(tiers), timeout_ns);
+    } else if (tiers->out.num_batches > 0) {
+        wait_for_copies(tiers, &tiers->out);
     }
 }
 

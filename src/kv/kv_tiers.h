@@ -121,7 +121,7 @@ enum imbrex_status kv_tiers_start(struct kv_tiers *tiers);
 /* The next promotion that is over, in the order in which they were asked for; false: none yet. */
 bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion);
 
-/* Whether a block is on its way up, or the remote tier is asked for one. */
+/* Whether a block is on its way up, or down into a slot, or the remote tier is asked for one. */
 bool kv_tiers_is_moving(const struct kv_tiers *tiers);
 /* Whether poll has promotions to give back, now or later. */
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers);

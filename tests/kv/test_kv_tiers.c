@@ -3,16 +3,15 @@
  * a request finds is what was computed for it, and every request gets there. */
 #include "kv/kv_tiers.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "kv/kv_cache.h"
 #include "kv/kv_remote_link.h"
 #include "ops/fake/device_fake.h"
+#include "tests/base/fixture.h"
 #include "tests/kv/fake_redis.h"
 #include "tests/kv/faulty_files.h"
 #include "tests/test.h"
@@ -258,19 +257,6 @@ static void count_lines(void *user, enum imbrex_log_level level, const char *mes
     }
 }
 
-static void empty_folder(void)
-{
-    char path[512];
-    DIR *folder = opendir(FOLDER);
-    for (const struct dirent *item; folder != NULL && (item = readdir(folder)) != NULL;) {
-        (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, item->d_name);
-        (void)unlink(path);
-    }
-    if (folder != NULL) {
-        (void)closedir(folder);
-    }
-}
-
 static void open_tiers(struct world *world, const struct log *log)
 {
     struct imbrex_error err;
@@ -442,7 +428,7 @@ static void walk(uint64_t seed, bool has_faults)
     if (world.redis != NULL) {
         fake_redis_destroy(world.redis);
     }
-    empty_folder();
+    fixture_empty_folder(FOLDER);
 }
 
 /* Catches: a block that is read before its copy is done, or written before it was copied down; a
