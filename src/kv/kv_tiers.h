@@ -133,7 +133,7 @@ void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns);
  * promotions are under way. */
 void kv_tiers_begin_flush(struct kv_tiers *tiers);
 /* Waits until they have everything, or take no more; what was lost on the way is logged. */
-void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns);
+void kv_tiers_end_flush(struct kv_tiers *tiers);
 
 void kv_tiers_read_metrics(const struct kv_tiers *tiers, struct kv_tiers_metrics *metrics);
 /* True if all parts agree. For tests and idle moments. */

@@ -399,7 +399,7 @@ static void test_policy_names(void **state)
     assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
                      IMBREX_STATUS_NOT_FOUND);
     assert_null(engine);
-    assert_non_null(strstr(err.message, "'best'"));
+    assert_non_null(strstr(err.message, "\"best\""));
     options.kv_policy = "none";
     assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
                      IMBREX_STATUS_OK);

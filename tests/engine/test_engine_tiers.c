@@ -775,7 +775,7 @@ static void test_remote_options(void **state)
     options.kv_policy = "none";
     assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
-    assert_non_null(strstr(err.message, "kv_remote_url"));
+    assert_non_null(strstr(err.message, "kv_policy"));
     options.kv_policy = NULL;
     (void)unlink(SECRET);
     assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
