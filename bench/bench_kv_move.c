@@ -252,7 +252,7 @@ static int32_t block_of(const struct bench *bench, int32_t target)
     return bench->first_target + target;
 }
 
-static void take_promotions(struct bench *bench, bool is_predicted)
+static void take_promotions(struct bench *bench)
 {
     struct kv_promotion promotion;
     double num_bytes = 0;
@@ -262,9 +262,7 @@ static void take_promotions(struct bench *bench, bool is_predicted)
                 (int64_t)promotion.key.words[1];
             num_bytes += (double)bench->block_bytes;
         }
-        if (is_predicted) {
-            prefetch_used(bench->planner, promotion.key.words[0]);
-        }
+        prefetch_used(bench->planner, promotion.key.words[0]); /* if the planner knows it */
     }
     see_arrivals(&bench->in, num_bytes, clock_now_ns());
 }
@@ -349,7 +347,7 @@ static enum imbrex_status move(struct bench *bench, enum mode mode)
     see_arrivals(&bench->out,
                  (double)(after.num_demoted - before.num_demoted) * (double)bench->block_bytes,
                  clock_now_ns());
-    take_promotions(bench, mode == MODE_BUDGET);
+    take_promotions(bench);
     TRY(move_pinned(bench, mode == MODE_PINNED));
     if (mode == MODE_FULL || mode == MODE_BUDGET || mode == MODE_BOTH) {
         int32_t most =

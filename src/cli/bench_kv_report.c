@@ -57,12 +57,14 @@ void kv_bench_print(const struct kv_bench *bench)
 
     output_printf("model         ");
     output_escaped(bench->description.path, strlen(bench->description.path));
-    output_printf("\nengine        %" PRId32 " threads, %s kernels, context %" PRId32 ", %" PRId32
-                  " KV blocks of %" PRId32 " tokens, at most %" PRId32 " running\n",
-                  bench->plan.num_threads, bench->plan.kernels, bench->plan.context_size,
-                  bench->plan.kv_num_blocks, bench->plan.kv_block_size, bench->plan.max_running);
-    output_printf("load          %zu requests, %" PRId64 " different tokens", load->count,
-                  load_plan_distinct_tokens(load));
+    output_printf("\nengine        %" PRId32 " thread%s, %s kernels, context %" PRId32 ", %" PRId32
+                  " KV block%s of %" PRId32 " tokens, at most %" PRId32 " running\n",
+                  bench->plan.num_threads, output_plural((uint64_t)bench->plan.num_threads),
+                  bench->plan.kernels, bench->plan.context_size, bench->plan.kv_num_blocks,
+                  output_plural((uint64_t)bench->plan.kv_num_blocks), bench->plan.kv_block_size,
+                  bench->plan.max_running);
+    output_printf("load          %zu request%s, %" PRId64 " different tokens", load->count,
+                  output_plural(load->count), load_plan_distinct_tokens(load));
     if (load->concurrency > 0) {
         output_printf(", %" PRId64 " at once", load->concurrency);
     }

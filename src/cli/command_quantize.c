@@ -212,7 +212,8 @@ static void print_totals(const struct quantize_state *state,
                        ? 100.0 * (double)report->to_bytes / (double)report->from_bytes
                        : 100.0;
 
-    output_printf("\n%" PRId32 " tensors: %s -> %s, %.1f %%, rms error %.3g\n", report->num_tensors,
+    output_printf("\n%" PRId32 " tensor%s: %s -> %s, %.1f %%, rms error %.3g\n",
+                  report->num_tensors, output_plural((uint64_t)report->num_tensors),
                   output_format_size(from, (size_t)report->from_bytes),
                   output_format_size(to, (size_t)report->to_bytes), ratio, report->rms_error);
     output_printf("file: %s\n", output_format_size(file, (size_t)report->file_bytes));

@@ -232,11 +232,6 @@ static void print_label(const char *label)
     output_printf("%-14s", label);
 }
 
-static const char *plural(int64_t count)
-{
-    return count == 1 ? "" : "s";
-}
-
 void kv_report_print_head(const struct kv_report *report)
 {
     const struct imbrex_kv_sim_options *options = report->options;
@@ -253,7 +248,7 @@ void kv_report_print_head(const struct kv_report *report)
     print_label("replay");
     output_printf("%s timeline, blocks of %" PRId32 " tokens, %" PRId32 " request%s at once,\n",
                   options->is_live ? "live" : "frozen", options->block_size, options->num_slots,
-                  plural(options->num_slots));
+                  output_plural((uint64_t)options->num_slots));
     print_label("");
     output_printf("the first %g %% of the requests not scored, seed %" PRIu64, 100 * options->warm,
                   options->seed);
@@ -280,11 +275,12 @@ static void print_trace(const struct imbrex_kv_sim_trace *trace)
     output_escaped(trace->trace, strlen(trace->trace));
     output_printf(" (%s)\n", trace->format);
     print_label("");
-    output_printf("%" PRId64 " request%s", trace->num_requests, plural(trace->num_requests));
+    output_printf("%" PRId64 " request%s", trace->num_requests,
+                  output_plural((uint64_t)trace->num_requests));
     /* Some formats do not tell them. */
     if (trace->num_sessions > 0) {
         output_printf(" of %" PRId64 " session%s", trace->num_sessions,
-                      plural(trace->num_sessions));
+                      output_plural((uint64_t)trace->num_sessions));
     }
     output_printf(" in %.0f s,\n", trace->span_s);
     print_label("");
@@ -294,7 +290,7 @@ static void print_trace(const struct imbrex_kv_sim_trace *trace)
     if (trace->num_bad_lines > 0) {
         print_label("skipped");
         output_printf("%" PRId64 " line%s; the first is line %" PRId64 ": ", trace->num_bad_lines,
-                      plural(trace->num_bad_lines), trace->first_bad_line);
+                      output_plural((uint64_t)trace->num_bad_lines), trace->first_bad_line);
         output_escaped(trace->first_bad_reason, strlen(trace->first_bad_reason));
         output_printf("\n");
     }

@@ -53,6 +53,9 @@ struct option_spec {
     bool above_min, below_max; /* the end itself is not allowed */
     bool is_double;            /* OPTION_TYPE_REAL: not rounded to a float */
     const struct option_choice *choices;
+    /* Names of fields of the library's options that the option sets, between spaces, for messages
+     * of the library that begin with one of them. NULL: none. */
+    const char *fields;
     size_t offset; /* into the command's settings */
 };
 
@@ -73,6 +76,9 @@ enum options_result {
  * be called once in a process: getopt keeps state. */
 enum options_result options_parse(const struct option_table *table, int argc, char **argv,
                                   void *settings, int *first_operand);
+/* The option of the table that was parsed which sets this field of the library's options, without
+ * the dashes. NULL: there is none. */
+const char *options_name_of_field(const char *field);
 /* Frees what parsing allocated. Safe on unparsed settings. */
 void options_release(const struct option_table *table, void *settings);
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/options.h"
 
 static int first_write_errno;
 
@@ -55,7 +56,13 @@ int output_library_error(const struct imbrex_error *err)
 {
     const char *message = err->message[0] != '\0' ? err->message : imbrex_status_text(err->status);
 
-    output_error("%s", message);
+    const char *option = err->field != NULL ? options_name_of_field(err->field) : NULL;
+
+    if (option != NULL) {
+        output_error("--%s%s", option, message + strlen(err->field));
+    } else {
+        output_error("%s", message);
+    }
     switch (err->status) {
     case IMBREX_STATUS_OUT_OF_MEMORY:
     case IMBREX_STATUS_DEVICE:

@@ -24,20 +24,26 @@ json_t *report_text(const char *text)
     return string != NULL ? string : json_null();
 }
 
-json_t *report_header(const char *benchmark)
+json_t *report_machine(void)
 {
     struct machine machine;
+
+    machine_describe(&machine);
+    return json_pack("{s:o, s:i, s:s, s:s?}", "cpu", report_text(machine.cpu_name), "num_cpus",
+                     (int)machine.num_cpus, "version", machine.version, "commit", machine.commit);
+}
+
+json_t *report_header(const char *benchmark)
+{
     char date[DATE_BYTES] = "";
     struct tm parts;
     time_t now = time(NULL);
 
-    machine_describe(&machine);
     if (gmtime_r(&now, &parts) != NULL) {
         (void)strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &parts);
     }
-    return json_pack("{s:s, s:s, s:{s:o, s:i, s:s, s:s?}}", "benchmark", benchmark, "date", date,
-                     "machine", "cpu", report_text(machine.cpu_name), "num_cpus",
-                     (int)machine.num_cpus, "version", machine.version, "commit", machine.commit);
+    return json_pack("{s:s, s:s, s:o}", "benchmark", benchmark, "date", date, "machine",
+                     report_machine());
 }
 
 int report_open(const char *path, FILE **file)

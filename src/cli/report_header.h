@@ -6,6 +6,8 @@
 #include <jansson.h>
 #include <stdio.h>
 
+/* {"cpu", "num_cpus", "version", "commit"}; NULL if memory is out. */
+json_t *report_machine(void);
 /* {"benchmark", "date", "machine"}; NULL if memory is out. */
 json_t *report_header(const char *benchmark);
 /* A path need not be UTF-8, which JSON is: then, and for NULL, it is null. */

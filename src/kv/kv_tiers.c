@@ -2,12 +2,12 @@
 #include "kv/kv_tiers.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "kv/kv_host.h"
+#include "kv/kv_tiers_faults.h"
 
 /* Without a host tier: so many slots, room for a disk's jobs and as many blocks that wait. */
 #define NUM_PASSING_SLOTS (2 * KV_DISK_MAX_JOBS)
@@ -17,7 +17,6 @@
 #define NUM_BATCHES 16
 #define MAX_MOVES 64 /* of one batch */
 #define NUM_MEASURED 16
-#define LOG_INTERVAL_NS INT64_C(60000000000)
 #define FLUSH_WAIT_NS INT64_C(100000000)
 /* Where two may be waited for, one of them is, for so long. */
 #define SHORT_WAIT_NS INT64_C(1000000)
@@ -80,9 +79,7 @@ struct kv_tiers {
     bool *is_moving; /* [num_slots] a promotion is under way */
     bool is_flushing;
     bool has_failed; /* the device no longer says what is done */
-    int64_t last_log_ns;
-    bool has_logged;
-    uint64_t num_logged; /* faults that the log knows */
+    struct kv_fault_log told;
     struct kv_tiers_metrics metrics;
 };
 
@@ -366,7 +363,31 @@ static const struct batch *find_uncovered(struct kv_tiers *tiers)
     return NULL;
 }
 
-/* Closes the copies out that were given: the step's stream and the one of copies in go on behind
+/* Gives bytes [begin, end) of the batch's blocks to the direction's stream. Copies that are refused
+ * may be under way all the same: their slots and blocks are nobody else's before the batch is done.
+ */
+static void give_copies(struct kv_tiers *tiers, struct batch *batch,
+                        const struct direction *direction, size_t begin, size_t end)
+{
+    struct device_copy copies[MAX_MOVES];
+    bool is_out = direction == &tiers->out;
+    for (int32_t next = 0; next < batch->num_moves && !batch->is_failed;) {
+        int32_t num_copies = 0;
+        for (; next < batch->num_moves && num_copies < MAX_MOVES; next++, num_copies++) {
+            const struct move *move = &batch->moves[next];
+            unsigned char *slot = kv_host_block(&tiers->host, move->slot_idx) + begin;
+            unsigned char *block =
+                tiers->blocks + (size_t)move->block_idx * tiers->host.block_bytes + begin;
+            copies[num_copies] = (struct device_copy){.destination = is_out ? slot : block,
+                                                      .source = is_out ? block : slot,
+                                                      .num_bytes = end - begin};
+        }
+        batch->is_failed = device_copy_batch_async(tiers->device, direction->stream, copies,
+                                                   num_copies) != IMBREX_STATUS_OK;
+    }
+}
+
+/* Gives the copies out that were asked for: the step's stream and the one of copies in go on behind
  * them only, the step's where it has to. Told again each time, as long as copies out are under way:
  * a stream on which something failed forgets what it was to wait for. */
 static void fence_out(struct kv_tiers *tiers)
@@ -379,6 +400,8 @@ static void fence_out(struct kv_tiers *tiers)
     struct batch *batch = batch_at(&tiers->out, tiers->out.num_batches - 1);
     if (!batch->is_given) {
         batch->is_given = true;
+        count_from_here(tiers, batch, tiers->out.stream);
+        give_copies(tiers, batch, &tiers->out, 0, tiers->host.block_bytes);
         status = device_event_record(device, batch->event, tiers->out.stream);
     }
     const struct batch *uncovered = find_uncovered(tiers);
@@ -432,30 +455,7 @@ static struct batch *open_out(struct kv_tiers *tiers)
         (void)collect_out(tiers, true);
         batch = open_batch(&tiers->out);
     }
-    if (batch != NULL && batch->num_moves == 0) {
-        count_from_here(tiers, batch, tiers->out.stream);
-    }
     return batch;
-}
-
-/* Bytes [begin, end) of all blocks of the batch. */
-static enum imbrex_status give_slice(struct kv_tiers *tiers, const struct batch *batch,
-                                     size_t begin, size_t end)
-{
-    struct device_copy copies[MAX_MOVES];
-    size_t block_bytes = tiers->host.block_bytes;
-    for (int32_t next = 0; next < batch->num_moves;) {
-        int32_t num_copies = 0;
-        for (; next < batch->num_moves && num_copies < MAX_MOVES; next++, num_copies++) {
-            const struct move *move = &batch->moves[next];
-            copies[num_copies] = (struct device_copy){
-                .destination = tiers->blocks + (size_t)move->block_idx * block_bytes + begin,
-                .source = kv_host_block(&tiers->host, move->slot_idx) + begin,
-                .num_bytes = end - begin};
-        }
-        TRY(device_copy_batch_async(tiers->device, tiers->in.stream, copies, num_copies));
-    }
-    return IMBREX_STATUS_OK;
 }
 
 /* Where a slice is not given, or its event not recorded, whoever waits for it reads anything: poll
@@ -469,7 +469,7 @@ static void give_batch(struct kv_tiers *tiers, struct batch *batch)
     for (int32_t i = 0; i < num_slices && !batch->is_failed; i++) {
         bool is_last = i == num_slices - 1;
         size_t end = is_last ? tiers->host.block_bytes : tiers->slice_ends[i];
-        batch->is_failed = give_slice(tiers, batch, begin, end) != IMBREX_STATUS_OK;
+        give_copies(tiers, batch, &tiers->in, begin, end);
         if (!is_last && device_event_record(tiers->device, tiers->slice_events[i],
                                             tiers->in.stream) != IMBREX_STATUS_OK) {
             batch->is_failed = true;
@@ -585,14 +585,6 @@ void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int
     }
     tiers->wanted[slot_idx] = 0;
     tiers->origins[slot_idx] = KV_TIER_HOST;
-    const struct device_copy copy = {.destination = kv_host_block(&tiers->host, slot_idx),
-                                     .source = tiers->blocks +
-                                               (size_t)block_idx * tiers->host.block_bytes,
-                                     .num_bytes = tiers->host.block_bytes};
-    /* A copy that was refused may be under way all the same: its slot is nobody else's before the
-     * batch is done. */
-    batch->is_failed |=
-        device_copy_batch_async(tiers->device, tiers->out.stream, &copy, 1) != IMBREX_STATUS_OK;
     batch->moves[batch->num_moves] = (struct move){.slot_idx = slot_idx, .block_idx = block_idx};
     batch->num_moves++;
 }
@@ -806,25 +798,8 @@ static void log_faults(struct kv_tiers *tiers, int64_t now_ns)
         kv_remote_log_faults(tiers->remote, tiers->log, now_ns);
     }
     kv_tiers_read_metrics(tiers, &metrics);
-    uint64_t num_faults = metrics.num_copy_faults + metrics.disk.num_write_faults +
-                          metrics.disk.num_read_faults + metrics.disk.num_damaged;
-    uint64_t num_to_log = num_faults + metrics.disk.num_segment_faults;
-    if (num_to_log == tiers->num_logged ||
-        (tiers->has_logged && now_ns - tiers->last_log_ns < LOG_INTERVAL_NS)) {
-        return;
-    }
-    log_write(tiers->log, IMBREX_LOG_LEVEL_WARNING,
-              "KV tiers%s%s: %" PRIu64 " blocks were lost and are computed again: %" PRIu64
-              " not written, %" PRIu64 " not read, %" PRIu64 " damaged, %" PRIu64
-              " not copied; %" PRIu64 " times no room could be made on the disk%s%s",
-              tiers->folder != NULL ? " in " : "", tiers->folder != NULL ? tiers->folder->path : "",
-              num_faults, metrics.disk.num_write_faults, metrics.disk.num_read_faults,
-              metrics.disk.num_damaged, metrics.num_copy_faults, metrics.disk.num_segment_faults,
-              metrics.disk.last_failure != 0 ? "; last: " : "",
-              metrics.disk.last_failure != 0 ? system_error_text(metrics.disk.last_failure) : "");
-    tiers->num_logged = num_to_log;
-    tiers->last_log_ns = now_ns;
-    tiers->has_logged = true;
+    kv_tiers_tell_faults(&tiers->told, &metrics, tiers->folder != NULL ? tiers->folder->path : NULL,
+                         tiers->log, now_ns);
 }
 
 void kv_tiers_update(struct kv_tiers *tiers, int64_t now_ns)
@@ -849,7 +824,8 @@ static int32_t count_asks(const struct kv_tiers *tiers)
 
 bool kv_tiers_is_moving(const struct kv_tiers *tiers)
 {
-    return tiers->num_fetches > 0 || tiers->in.num_batches > 0 || count_asks(tiers) > 0;
+    return tiers->num_fetches > 0 || tiers->in.num_batches > 0 || tiers->out.num_batches > 0 ||
+           count_asks(tiers) > 0;
 }
 
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
@@ -867,17 +843,24 @@ int32_t kv_tiers_num_promoting(const struct kv_tiers *tiers)
     return num_moves;
 }
 
+/* A copy takes no longer than a step; what it says, poll and update ask again. */
+static void wait_for_copies(struct kv_tiers *tiers, struct direction *direction)
+{
+    const struct batch *batch = batch_at(direction, 0);
+    if (batch->is_given && !batch->is_failed) {
+        (void)device_event_synchronize(tiers->device, batch->event);
+    }
+}
+
 void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns)
 {
     if (tiers->in.num_batches > 0) {
-        const struct batch *batch = batch_at(&tiers->in, 0);
-        if (batch->is_given && !batch->is_failed) {
-            /* A copy takes no longer than a step; what it says, poll asks again. */
-            (void)device_event_synchronize(tiers->device, batch->event);
-        }
-    } else {
+        wait_for_copies(tiers, &tiers->in);
+    } else if (tiers->num_fetches > 0 || count_asks(tiers) > 0) {
         int32_t num_gets = tiers->remote != NULL ? kv_remote_num_gets(tiers->remote) : 0;
         wait_below(tiers, tiers->num_fetches - num_gets, num_gets + count_asks(tiers), timeout_ns);
+    } else if (tiers->out.num_batches > 0) {
+        wait_for_copies(tiers, &tiers->out);
     }
 }
 
@@ -888,11 +871,12 @@ void kv_tiers_begin_flush(struct kv_tiers *tiers)
     tiers->send_until_ns = clock_now_ns() + MAX_FLUSH_SEND_NS;
 }
 
-void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns)
+void kv_tiers_end_flush(struct kv_tiers *tiers)
 {
     while (flush_some(tiers)) {
     }
-    log_faults(tiers, now_ns);
+    /* The last word: no minute is waited for. */
+    log_faults(tiers, INT64_MAX);
 }
 
 /* ---- create and destroy ---------------------------------------------------------------------- */
