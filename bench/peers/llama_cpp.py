@@ -49,6 +49,7 @@ def parse_arguments():
     parser.add_argument("--generate", type=numbers, required=True)
     parser.add_argument("--depths", type=numbers, required=True)
     parser.add_argument("--pairs", type=int, required=True)
+    parser.add_argument("--cpu", default="auto")
     parser.add_argument("--output")
     parser.add_argument("files", nargs="+")
     arguments = parser.parse_args()
@@ -83,7 +84,8 @@ class Contest:
     def __init__(self, arguments, path):
         self.programs = {
             PEER: [os.path.join(arguments.llama_cpp, "build", "bin", "llama-bench"), "-m", path],
-            OURS: [arguments.imbrex, "bench", "model", "-m", path, "--no-roofs"],
+            OURS: [arguments.imbrex, "bench", "model", "-m", path, "--no-roofs",
+                   "--device", "cpu", "--cpu", arguments.cpu],
         }
         self.machine = self.kernels = self.peer_build = None
 
