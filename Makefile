@@ -215,7 +215,8 @@ help:
 	@echo 'make bench      check and time every kernel; time tokenizers, scheduler and KV cache'
 	@echo 'make differential  tokenizers against the Python package `tokenizers`, if it is there'
 	@echo 'make soak       thousands of requests on a small real model, ten thousand ends of a'
-	@echo '                process that writes the disk tier, for many minutes'
+	@echo '                process that writes the disk tier, a million steps of scheduler and KV'
+	@echo '                tiers, for many minutes'
 	@echo 'make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the threaded tests under ThreadSanitizer'
 	@echo 'make fuzz       libFuzzer, FUZZ_SECONDS=$(FUZZ_SECONDS) a target, two at a time'
@@ -368,6 +369,11 @@ $(BUILD)/tests/fault_kv_remote: $(OBJ)/tests/kv/fake_redis.o
 $(SOAKS): $(BUILD)/tests/%: $(OBJ)/tests/soak/%.o $(OBJ)/tests/engine/request_cases.o $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 $(BUILD)/tests/soak_kv_disk: $(call objects,$(addprefix tests/kv/,disk_blocks.c faulty_files.c))
+$(BUILD)/tests/soak_tiers: $(call objects,tests/engine/tiers_walk.c tests/base/fixture.c \
+    tests/fault/fault.c $(addprefix tests/kv/,fake_redis.c faulty_files.c))
+$(BUILD)/tests/soak_prefix: $(call objects,tests/base/fixture.c tests/kv/redis_server.c)
+# Makes allocations fail.
+$(BUILD)/tests/soak_tiers: LINK_OPTIONS += $(WRAP)
 
 $(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)

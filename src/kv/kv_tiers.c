@@ -2,12 +2,12 @@
 #include "kv/kv_tiers.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "kv/kv_host.h"
+#include "kv/kv_tiers_faults.h"
 
 /* Without a host tier: so many slots, room for a disk's jobs and as many blocks that wait. */
 #define NUM_PASSING_SLOTS (2 * KV_DISK_MAX_JOBS)
@@ -17,7 +17,6 @@
 #define NUM_BATCHES 16
 #define MAX_MOVES 64 /* of one batch */
 #define NUM_MEASURED 16
-#define LOG_INTERVAL_NS INT64_C(60000000000)
 #define FLUSH_WAIT_NS INT64_C(100000000)
 /* Where two may be waited for, one of them is, for so long. */
 #define SHORT_WAIT_NS INT64_C(1000000)
@@ -73,9 +72,7 @@ struct kv_tiers {
     bool *is_moving; /* [num_slots] a promotion is under way */
     bool is_flushing;
     bool has_failed; /* the device no longer says what is done */
-    int64_t last_log_ns;
-    bool has_logged;
-    uint64_t num_logged; /* faults that the log knows */
+    struct kv_fault_log told;
     struct kv_tiers_metrics metrics;
 };
 
@@ -712,25 +709,8 @@ static void log_faults(struct kv_tiers *tiers, int64_t now_ns)
         kv_remote_log_faults(tiers->remote, tiers->log, now_ns);
     }
     kv_tiers_read_metrics(tiers, &metrics);
-    uint64_t num_faults = metrics.num_copy_faults + metrics.disk.num_write_faults +
-                          metrics.disk.num_read_faults + metrics.disk.num_damaged;
-    uint64_t num_to_log = num_faults + metrics.disk.num_segment_faults;
-    if (num_to_log == tiers->num_logged ||
-        (tiers->has_logged && now_ns - tiers->last_log_ns < LOG_INTERVAL_NS)) {
-        return;
-    }
-    log_write(tiers->log, IMBREX_LOG_LEVEL_WARNING,
-              "KV tiers%s%s: %" PRIu64 " blocks were lost and are computed again: %" PRIu64
-              " not written, %" PRIu64 " not read, %" PRIu64 " damaged, %" PRIu64
-              " not copied; %" PRIu64 " times no room could be made on the disk%s%s",
-              tiers->folder != NULL ? " in " : "", tiers->folder != NULL ? tiers->folder->path : "",
-              num_faults, metrics.disk.num_write_faults, metrics.disk.num_read_faults,
-              metrics.disk.num_damaged, metrics.num_copy_faults, metrics.disk.num_segment_faults,
-              metrics.disk.last_failure != 0 ? "; last: " : "",
-              metrics.disk.last_failure != 0 ? system_error_text(metrics.disk.last_failure) : "");
-    tiers->num_logged = num_to_log;
-    tiers->last_log_ns = now_ns;
-    tiers->has_logged = true;
+    kv_tiers_tell_faults(&tiers->told, &metrics, tiers->folder != NULL ? tiers->folder->path : NULL,
+                         tiers->log, now_ns);
 }
 
 void kv_tiers_update(struct kv_tiers *tiers, int64_t now_ns)
@@ -755,7 +735,8 @@ static int32_t count_asks(const struct kv_tiers *tiers)
 
 bool kv_tiers_is_moving(const struct kv_tiers *tiers)
 {
-    return tiers->num_fetches > 0 || tiers->in.num_batches > 0 || count_asks(tiers) > 0;
+    return tiers->num_fetches > 0 || tiers->in.num_batches > 0 || tiers->out.num_batches > 0 ||
+           count_asks(tiers) > 0;
 }
 
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
@@ -763,17 +744,24 @@ bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
     return tiers->in.num_batches > 0;
 }
 
+/* A copy takes no longer than a step; what it says, poll and update ask again. */
+static void wait_for_copies(struct kv_tiers *tiers, struct direction *direction)
+{
+    const struct batch *batch = batch_at(direction, 0);
+    if (batch->is_given && !batch->is_failed) {
+        (void)device_event_synchronize(tiers->device, batch->event);
+    }
+}
+
 void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns)
 {
     if (tiers->in.num_batches > 0) {
-        const struct batch *batch = batch_at(&tiers->in, 0);
-        if (batch->is_given && !batch->is_failed) {
-            /* A copy takes no longer than a step; what it says, poll asks again. */
-            (void)device_event_synchronize(tiers->device, batch->event);
-        }
-    } else {
+        wait_for_copies(tiers, &tiers->in);
+    } else if (tiers->num_fetches > 0 || count_asks(tiers) > 0) {
         int32_t num_gets = tiers->remote != NULL ? kv_remote_num_gets(tiers->remote) : 0;
         wait_below(tiers, tiers->num_fetches - num_gets, num_gets + count_asks(tiers), timeout_ns);
+    } else if (tiers->out.num_batches > 0) {
+        wait_for_copies(tiers, &tiers->out);
     }
 }
 
@@ -784,11 +772,12 @@ void kv_tiers_begin_flush(struct kv_tiers *tiers)
     tiers->send_until_ns = clock_now_ns() + MAX_FLUSH_SEND_NS;
 }
 
-void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns)
+void kv_tiers_end_flush(struct kv_tiers *tiers)
 {
     while (flush_some(tiers)) {
     }
-    log_faults(tiers, now_ns);
+    /* The last word: no minute is waited for. */
+    log_faults(tiers, INT64_MAX);
 }
 
 /* ---- create and destroy ---------------------------------------------------------------------- */

@@ -121,7 +121,7 @@ enum imbrex_status kv_tiers_start(struct kv_tiers *tiers);
 /* The next promotion that is over, in the order in which they were asked for; false: none yet. */
 bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion);
 
-/* Whether a block is on its way up, or the remote tier is asked for one. */
+/* Whether a block is on its way up, or down into a slot, or the remote tier is asked for one. */
 bool kv_tiers_is_moving(const struct kv_tiers *tiers);
 /* Whether poll has promotions to give back, now or later. */
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers);
@@ -133,7 +133,7 @@ void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns);
  * promotions are under way. */
 void kv_tiers_begin_flush(struct kv_tiers *tiers);
 /* Waits until they have everything, or take no more; what was lost on the way is logged. */
-void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns);
+void kv_tiers_end_flush(struct kv_tiers *tiers);
 
 void kv_tiers_read_metrics(const struct kv_tiers *tiers, struct kv_tiers_metrics *metrics);
 /* True if all parts agree. For tests and idle moments. */
