@@ -30,6 +30,7 @@ struct flight {
     enum imbrex_status status; /* of its submission; not OK: there is nothing to collect */
     int32_t *pinned_blocks;    /* [num_pinned_blocks] duplicates that it still reads */
     int32_t num_pinned_blocks;
+    bool has_waited; /* for KV blocks, so that its time is not that of computing */
     int64_t submit_ns;
 };
 
