@@ -307,6 +307,21 @@ def percent_text(spread, base=0):
     return f"{middle} ({low} to {high})"
 
 
+def move_texts(mode):
+    step, out = mode["step_ms"], mode["out_gb_per_s"]["median"]
+    yield f"{step['median']:.3f} ({step['p10']:.3f}, {step['p90']:.3f})"
+    if mode["mode"] == "none":
+        yield from [""] * 4
+    else:
+        yield percent_text(mode["step_over_none"], 1)
+        yield f"{mode['in_gb_per_s']['median']:.1f}"
+        for key in ("in_over_pinned", "in_over_pinned_beside_decode"):
+            yield f"{100 * mode[key]['median']:.1f}"
+    yield f"{out:.1f}" if out else ""
+    for key in ("sm_clock_mhz", "watts"):
+        yield f"{mode[key]:.0f}" if key in mode else ""
+
+
 def make_moves(root, path):
     """What moves beside decode, and what the steps lose by it."""
     report = read_whole(path)
@@ -323,20 +338,13 @@ def make_moves(root, path):
            f"{idle['pinned out of both']['median']:.1f}; promotions "
            f"{idle['promotions']['median']:.1f}.")
     yield ""
-    yield ("| beside decode | step, ms (p10, p90) | slower by, % (p10 to p90 of rounds) | in, GB/s | "
-           "of pinned alone, % | of pinned beside decode, % | out, GB/s | SM MHz | W |")
+    yield ("| beside decode | step, ms (p10, p90) | slower by, % (p10 to p90 of rounds) "
+           "| in, GB/s | of pinned alone, % | of pinned beside decode, % | out, GB/s | SM MHz "
+           "| W |")
     yield "|---" + "|---:" * 8 + "|"
     for mode in report["modes"]:
-        step, moves = mode["step_ms"], mode["mode"] != "none"
-        yield "| " + " | ".join([
-            MOVE_NAMES[mode["mode"]].format(**report),
-            f"{step['median']:.3f} ({step['p10']:.3f}, {step['p90']:.3f})",
-            percent_text(mode["step_over_none"], 1) if moves else "",
-            f"{mode['in_gb_per_s']['median']:.1f}" if moves else "",
-            f"{100 * mode['in_over_pinned']['median']:.1f}" if moves else "",
-            f"{100 * mode['in_over_pinned_beside_decode']['median']:.1f}" if moves else "",
-            f"{mode['out_gb_per_s']['median']:.1f}" if mode["out_gb_per_s"]["median"] else "",
-            f"{mode['sm_clock_mhz']:.0f}" if gpu else "", f"{mode['watts']:.0f}" if gpu else ""]) + " |"
+        name = MOVE_NAMES[mode["mode"]].format(**report)
+        yield "| " + " | ".join([name, *move_texts(mode)]) + " |"
     yield ""
 
 

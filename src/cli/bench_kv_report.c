@@ -160,12 +160,10 @@ int kv_bench_format_json(const struct kv_bench *bench, char **text)
                                       bench->decode_s_per_token)) == 0 &&
         json_object_set_new(root, "interrupted", json_boolean(signals_interrupt() != 0)) == 0 &&
         json_object_set(root, "runs", runs) == 0 && is_good;
-    *text = is_good ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(runs);
-    json_decref(root);
-    if (*text == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+    if (!is_good) {
+        json_decref(root);
+        root = NULL;
     }
-    return EXIT_CODE_OK;
+    return report_dump(root, REPORT_DIGITS, text);
 }

@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/engine_settings.h"
 #include "cli/output.h"
+#include "cli/report_header.h"
 #include "cli/signals.h"
 #include "imbrex.h"
 #include "imbrex_ops.h"
@@ -518,16 +519,7 @@ static int print_json(const struct inspection *inspection)
         "sampling", json_sampling(&inspection->sampling), "memory_plan", json_plan(inspection),
         "tensors", json_tensors(inspection));
     /* json_pack fails only for want of memory: what it packs is made above. */
-    char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(15)) : NULL;
-
-    json_decref(root);
-    if (text == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
-    }
-    output_printf("%s\n", text);
-    free(text);
-    return EXIT_CODE_OK;
+    return report_print(root, 15);
 }
 
 /* ---- command ---- */

@@ -274,6 +274,12 @@ static int read_kv_disk(const char *text, char folder[ENGINE_MAX_PATH_BYTES],
     }
     memcpy(folder, text, length);
     folder[length] = '\0';
+    if (strncmp(folder, "~/", 2) == 0) {
+        output_error("--kv-disk: expected a folder whose ~ the shell has replaced, as it does in "
+                     "--kv-disk ~/... without = and quotes, found \"%s\"",
+                     folder);
+        return EXIT_CODE_INPUT;
+    }
     const char *last_comma = strrchr(folder, ',');
     int32_t ignored;
     if (last_comma != NULL && read_zstd(last_comma + 1, &ignored)) {

@@ -42,7 +42,8 @@ extern const struct option_choice engine_kv_dtype_choices[];
 /* What --ablate takes, with bits of enum imbrex_ablation. */
 extern const struct option_choice engine_ablations[];
 
-/* Lines of an option table, for a settings struct that has a struct engine_settings `engine`. */
+/* Lines of an option table, for a settings struct that has a struct engine_settings `engine`;
+ * ENGINE_OPTION_MAX_RUNNING is for a struct option_integer of its own, `max_running`. */
 /* clang-format off */
 #define ENGINE_OPTION_DEVICE(settings)                                 \
     {.long_name = "device",                                            \
@@ -178,6 +179,18 @@ extern const struct option_choice engine_ablations[];
              "that imbrex kv-sim knows, or none, which keeps none",    \
      .default_text = default_policy,                                   \
      .offset = offsetof(settings, engine.kv_policy)}
+
+#define ENGINE_OPTION_MAX_RUNNING(settings)                            \
+    {.long_name = "max-running",                                       \
+     .fields = "max_running",                                          \
+     .argument = "N",                                                  \
+     .type = OPTION_TYPE_INTEGER,                                      \
+     .group = "Engine",                                                \
+     .help = "sequences in one step",                                  \
+     .default_text = "the engine's",                                   \
+     .min = 1,                                                         \
+     .max = IMBREX_MAX_RUNNING,                                        \
+     .offset = offsetof(settings, max_running)}
 
 #define ENGINE_OPTION_KV_BLOCKS(settings)                              \
     {.long_name = "kv-blocks",                                         \

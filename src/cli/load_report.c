@@ -544,11 +544,5 @@ int load_report_format_json(const struct load_report *report, char **text)
                              "load", json_load(report), "interrupted", (int)report->was_interrupted,
                              "result", result, "compare_invariant", comparison);
 
-    *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(root);
-    if (*text == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
-    }
-    return EXIT_CODE_OK;
+    return report_dump(root, REPORT_DIGITS, text);
 }

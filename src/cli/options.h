@@ -76,9 +76,6 @@ enum options_result {
  * be called once in a process: getopt keeps state. */
 enum options_result options_parse(const struct option_table *table, int argc, char **argv,
                                   void *settings, int *first_operand);
-/* The option of the table that was parsed which sets this field of the library's options, without
- * the dashes. NULL: there is none. */
-const char *options_name_of_field(const char *field);
 /* Frees what parsing allocated. Safe on unparsed settings. */
 void options_release(const struct option_table *table, void *settings);
 

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "cli/command.h"
-#include "cli/options.h"
 
 static int first_write_errno;
+static output_field_fn *field_name; /* NULL: none */
 
 static void message_write(const char *kind, const char *format, va_list arguments)
 {
@@ -52,11 +52,17 @@ void output_warning(const char *format, ...)
     va_end(arguments);
 }
 
+void output_name_fields(output_field_fn *name)
+{
+    field_name = name;
+}
+
 int output_library_error(const struct imbrex_error *err)
 {
     const char *message = err->message[0] != '\0' ? err->message : imbrex_status_text(err->status);
 
-    const char *option = err->field != NULL ? options_name_of_field(err->field) : NULL;
+    bool has_name = err->field != NULL && field_name != NULL;
+    const char *option = has_name ? field_name(err->field) : NULL;
 
     if (option != NULL) {
         output_error("--%s%s", option, message + strlen(err->field));

@@ -13,8 +13,12 @@
 /* "imbrex: error: ..." and "imbrex: warning: ...": always one line, control characters replaced. */
 void output_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void output_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Reports an error of the library; a field of its options that the message begins with is called
- * by the option that sets it. Returns the exit code that goes with its status. */
+/* The option that sets a field of the library's options, without the dashes. NULL: there is none.
+ */
+typedef const char *output_field_fn(const char *field);
+/* From now on messages of the library that begin with a field call it by its option. */
+void output_name_fields(output_field_fn *name);
+/* Reports an error of the library. Returns the exit code that goes with its status. */
 int output_library_error(const struct imbrex_error *err);
 /* An imbrex_log_fn that prints warnings. */
 void output_log(void *user, enum imbrex_log_level level, const char *message);

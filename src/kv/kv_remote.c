@@ -317,9 +317,11 @@ void kv_remote_log_faults(struct kv_remote *remote, const struct log *log, int64
                       "blocks sent without an answer", "");
     kv_fault_text_add(&text, metrics.num_failures, "time no connection, or a broken one",
                       "times no connection, or a broken one", "");
+    bool is_ipv6 = strchr(remote->url.host, ':') != NULL;
     log_write(log, IMBREX_LOG_LEVEL_WARNING,
-              "KV remote %s:%" PRId32 "/%" PRId32 ": %s; it is %s; last: %s", remote->url.host,
-              remote->url.port, remote->url.database, text.bytes,
+              "KV remote %s%s%s:%" PRId32 "/%" PRId32 ": %s; it is %s; last: %s",
+              is_ipv6 ? "[" : "", remote->url.host, is_ipv6 ? "]" : "", remote->url.port,
+              remote->url.database, text.bytes,
               metrics.is_up ? "there now" : "not there now, and done without", failure);
 }
 

@@ -85,6 +85,7 @@ class KvTiers(TestCase):
                                  (("--kv-disk", "some:5,zstd"), "--kv-disk: expected a whole"),
                                  (("--kv-host", "much"), "--kv-host: expected a whole"),
                                  (("--kv-disk", "some,zstd=3:5G"), "expected zstd=3 behind"),
+                                 (("--kv-disk=~/some:5G",), "--kv-disk: expected a folder whose ~"),
                                  (("--kv-host", "1K"), "--kv-host: expected at least"),
                                  (("--kv-host", "1024T"), "--kv-host: expected at most"),
                                  (("--kv-prefetch", "101"), "--kv-prefetch: expected"),

@@ -50,7 +50,7 @@ class Tables(unittest.TestCase):
         with open(os.path.join(folder.name, "docs", "kv-cache.md"), "w", encoding="utf-8") as file:
             file.write(page)
         for name, content in reports.items():
-            name = name.replace("_", "-") if "kv_tiers" in name else f"{name}-kv-sim"
+            name = name.replace("_", "-") if "kv_" in name else f"{name}-kv-sim"
             path = os.path.join(folder.name, "bench", "results", f"{name}.json")
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(content, file)
@@ -138,9 +138,11 @@ class Tables(unittest.TestCase):
 
         measured = {"machine": {"cpu": "a processor", "version": "0.1.0", "commit": None},
                     "command_line": "imbrex bench kv --tiers", "interrupted": False,
+                    "model": "random:x",
                     "load": {"requests": 5, "different_tokens": 1234},
                     "engine": {"kv_num_blocks": 20, "kv_block_size": 16, "kv_token_bytes": 1 << 20,
-                               "kv_host_bytes": 3 << 20, "kv_disk_bytes": 128 << 20},
+                               "kv_host_bytes": 3 << 20, "kv_disk_bytes": 128 << 20,
+                               "device": "cpu"},
                     "alone": {"prefill_tokens_per_s": 99.6, "decode_s_per_token": 0.0125},
                     "runs": [one(False, False, 1), one(True, False, 2), one(True, True, 3)]}
         stacks = [{"num_from": num_from, "prefetch": {"hit_rate": hit_rate, "ttft_s": spread(ttft)}}
@@ -159,7 +161,7 @@ class Tables(unittest.TestCase):
         root = self.tree(PAGE, d_kv_tiers_chat=measured, d_kv_tiers_chat_sim=simulated)
         self.assertEqual(run(root), (0, ""))
         text = self.page(root)
-        for line in ("### Tiers, chat: measured / simulated", "    imbrex bench kv --tiers",
+        for line in ("### Tiers, chat, random:x on cpu: measured / simulated", "    imbrex bench kv --tiers",
                      "| lru | 10.0 / 25.0 | 0 / 0 | 0 / 0 | 900 / 1500 | 1.00 / 0.100 "
                      "| 2.00 / 12.3 |",
                      "| lru + host | 20.0 / 50.0 | 14 / 40 | 0 / 0 | 800 / 1000 | 2.00 / 0.250 "
@@ -180,6 +182,39 @@ class Tables(unittest.TestCase):
             status, output = run(root)
             self.assertEqual(status, 1)
             self.assertIn("all requests scored", output)
+
+    def test_moves(self):
+        """Catches a rate in another's column, a slow-down that is shown as a ratio, and figures of
+        a mode without moves."""
+        def spread(value):
+            return {"median": value, "p10": value - 0.01, "p90": value + 0.01}
+
+        def mode(name, step, rate, out):
+            return {"mode": name, "step_ms": spread(step), "step_over_none": spread(step / 2),
+                    "in_gb_per_s": spread(rate), "in_over_pinned": spread(rate / 50),
+                    "in_over_pinned_beside_decode": spread(rate / 40), "out_gb_per_s": spread(out),
+                    "sm_clock_mhz": 1980.0, "watts": 345.4}
+
+        names = ("pinned in", "pinned out", "pinned in of both", "pinned out of both", "promotions")
+        made = {"machine": {"cpu": "a processor", "version": "0.1.0", "commit": "abc"},
+                "gpu": {"name": "a GPU", "driver": "1.2"}, "model": "random:x", "sequences": 16,
+                "context": 2048, "rounds": 5, "block_bytes": 192 << 10, "budget_percent": 50,
+                "idle_gb_per_s": {name: spread(50.0 + i) for i, name in enumerate(names)},
+                "modes": [mode("none", 2.0, 0.0, 0.0), mode("budget", 2.04, 20.0, 0.0),
+                          mode("both", 2.1, 48.0, 47.0)]}
+        root = self.tree(PAGE, d_kv_move_x={**made, "block_bytes": 448 << 10}, e_kv_move_y=made)
+        self.assertEqual(run(root), (0, ""))
+        text = self.page(root)
+        for line in ("| nothing | 2.000 (1.990, 2.010) |  |  |  |  |  | 1980 | 345 |",
+                     "| promotions for nobody, at 50 % of the link | 2.040 (2.030, 2.050) "
+                     "| 2.0 (1.0 to 3.0) | 20.0 | 40.0 | 50.0 |  | 1980 | 345 |",
+                     "| promotions, each into a block that is demoted for it "
+                     "| 2.100 (2.090, 2.110) | 5.0 (4.0 to 6.0) | 48.0 | 96.0 | 120.0 | 47.0 "
+                     "| 1980 | 345 |"):
+            self.assertEqual(text.count(line + "\n"), 2, line)
+        self.assertLess(text.index("blocks of 192 KiB"), text.index("blocks of 448 KiB"))
+        self.assertIn("pinned memory 50.0 in, 51.0 out, both at once 52.0 and 53.0; promotions 54.0",
+                      text)
 
     def test_refused(self):
         """Catches a page without its markers, half a run that passes for a whole one, and a

@@ -1,26 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the log says of faults of the KV tiers: what was lost, why and where, once a minute. */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "kv/kv_tiers_faults.h"
+#include "tests/kv/noted_lines.h"
 #include "tests/test.h"
 
 #define MINUTE_NS INT64_C(60000000000)
-
-struct lines {
-    int32_t num_lines;
-    char last[512];
-};
-
-static void note_line(void *user, enum imbrex_log_level level, const char *message)
-{
-    struct lines *lines = user;
-    assert_int_equal(level, IMBREX_LOG_LEVEL_WARNING);
-    lines->num_lines++;
-    (void)snprintf(lines->last, sizeof(lines->last), "%s", message);
-}
 
 /* Catches: a fault that is told once though there is more of it each minute, one that fills the
  * log, one that is told again though nothing is new. */
@@ -43,7 +30,7 @@ static void test_minutes(void **state)
 static void test_reasons(void **state)
 {
     (void)state;
-    struct lines lines = {0};
+    struct noted_lines lines = {0};
     const struct log log = {.write = note_line, .user = &lines};
     struct kv_fault_log told = {.num_told = 0};
     struct kv_tiers_metrics metrics = {.num_lost = 5};
@@ -81,7 +68,7 @@ static void test_reasons(void **state)
 static void test_strange_files(void **state)
 {
     (void)state;
-    struct lines lines = {0};
+    struct noted_lines lines = {0};
     const struct log log = {.write = note_line, .user = &lines};
     struct kv_disk_metrics metrics = {.strange_name = "00000000.imbrex-kv"};
     kv_tiers_tell_strange(&metrics, "/cache", &log);

@@ -12,6 +12,7 @@
 #include "kv/kv_remote_link.h"
 #include "kv/kv_remote_value.h"
 #include "tests/kv/fake_redis.h"
+#include "tests/kv/noted_lines.h"
 #include "tests/kv/redis_server.h"
 #include "tests/test.h"
 
@@ -853,25 +854,12 @@ static void test_out_of_memory(void **state)
     fake_redis_destroy(redis);
 }
 
-struct lines {
-    int32_t num_lines;
-    char last[512];
-};
-
-static void note_line(void *user, enum imbrex_log_level level, const char *message)
-{
-    struct lines *lines = user;
-    assert_int_equal(level, IMBREX_LOG_LEVEL_WARNING);
-    lines->num_lines++;
-    (void)snprintf(lines->last, sizeof(lines->last), "%s", message);
-}
-
 /* Catches: a log that is filled, one that does not say what the server said, or says the password,
  * or what a server sends to a terminal; a login that is refused and tried without a pause. */
 static void test_refused_login(void **state)
 {
     (void)state;
-    struct lines lines = {0};
+    struct noted_lines lines = {0};
     const struct log log = {.write = note_line, .user = &lines};
     struct fake_redis *redis = fake_redis_create();
     struct kv_remote_url url = url_of(fake_redis_port(redis));

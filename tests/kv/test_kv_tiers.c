@@ -467,9 +467,183 @@ static void test_walk_with_remote(void **state)
     }
 }
 
+/* ---- moves alone ----------------------------------------------------------------------------- */
+
+/* Tiers of RAM alone, and blocks of a device to which they move. */
+struct bed {
+    struct device *device;
+    struct device_event *event;
+    struct kv_tiers *tiers;
+    unsigned char *blocks;
+    int32_t ids[KV_BLOCK_SIZE];
+};
+
+static struct kv_key bed_key(struct bed *bed, int32_t key_idx)
+{
+    bed->ids[0] = key_idx;
+    return (struct kv_key){{(uint64_t)key_idx + 1, 2, 3, 4}};
+}
+
+static unsigned char *bed_block(const struct bed *bed, int32_t block_idx)
+{
+    return bed->blocks + (size_t)block_idx * BLOCK_BYTES;
+}
+
+static void bed_demote(struct bed *bed, int32_t key_idx, int32_t block_idx)
+{
+    struct kv_key key = bed_key(bed, key_idx);
+    kv_tiers_demote(bed->tiers, &key, bed->ids, block_idx);
+}
+
+static bool bed_promote(struct bed *bed, int32_t key_idx, int32_t block_idx)
+{
+    struct kv_key key = bed_key(bed, key_idx);
+    assert_int_equal(kv_tiers_look(bed->tiers, &key, bed->ids), KV_PLACE_HOST);
+    return kv_tiers_promote(bed->tiers, &key, NULL, bed->ids, block_idx);
+}
+
+/* Blocks [0, num_filled) hold their numbers, and go down under keys of the same numbers. */
+static void bed_open(struct bed *bed, uint64_t seed, int32_t num_blocks, int32_t num_filled)
+{
+    struct kv_tiers_metrics metrics;
+    static const struct log log;
+    void *blocks;
+    *bed = (struct bed){0};
+    assert_int_equal(device_fake_create(seed, &bed->device, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(device_event_create(bed->device, &bed->event, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(
+        device_alloc(bed->device, "blocks", (size_t)num_blocks * BLOCK_BYTES, &blocks, NULL),
+        IMBREX_STATUS_OK);
+    bed->blocks = blocks;
+    const struct kv_tiers_options options = {.device = bed->device,
+                                             .blocks = bed->blocks,
+                                             .block_bytes = BLOCK_BYTES,
+                                             .host_bytes = (size_t)num_blocks * BLOCK_BYTES,
+                                             .log = &log};
+    assert_int_equal(kv_tiers_create(&options, &bed->tiers, NULL), IMBREX_STATUS_OK);
+    for (int32_t i = 0; i < num_filled; i++) {
+        memset(bed_block(bed, i), i % 251, BLOCK_BYTES);
+        bed_demote(bed, i, i);
+    }
+    assert_int_equal(kv_tiers_start(bed->tiers), IMBREX_STATUS_OK);
+    do {
+        kv_tiers_update(bed->tiers, 0);
+        kv_tiers_read_metrics(bed->tiers, &metrics);
+    } while (metrics.num_demoted < (uint64_t)num_filled);
+}
+
+static void bed_close(struct bed *bed)
+{
+    kv_tiers_destroy(bed->tiers);
+    device_event_destroy(bed->device, bed->event);
+    device_free(bed->device, bed->blocks);
+    device_destroy(bed->device);
+}
+
+/* Promotions until `num_blocks` are told; returns how many of them were good. */
+static int32_t bed_wait(struct bed *bed, int32_t num_blocks)
+{
+    struct kv_promotion promotion;
+    int32_t num_good = 0;
+    for (int32_t num_told = 0; num_told < num_blocks;) {
+        kv_tiers_wait(bed->tiers, 1000000);
+        while (kv_tiers_poll(bed->tiers, &promotion)) {
+            num_told++;
+            num_good += promotion.is_good;
+        }
+    }
+    return num_good;
+}
+
+/* Catches: a look whose promotions end with the first batch of them, so that a link waits for the
+ * next step; one more than is taken that is half taken. */
+static void test_many_at_once(void **state)
+{
+    enum { NUM = 1100, LEAST = 1000 };
+    struct bed bed;
+    int32_t num_promoted = 0;
+    (void)state;
+    bed_open(&bed, 5, NUM, NUM);
+    while (num_promoted < NUM && kv_tiers_can_promote(bed.tiers)) {
+        assert_true(bed_promote(&bed, NUM - 1 - num_promoted, num_promoted));
+        num_promoted++;
+    }
+    assert_in_range(num_promoted, LEAST, NUM - 1);
+    assert_false(bed_promote(&bed, 0, num_promoted));
+    assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
+    assert_int_equal(bed_wait(&bed, num_promoted), num_promoted);
+    assert_false(kv_tiers_is_promoting(bed.tiers));
+    assert_true(kv_tiers_can_promote(bed.tiers));
+    for (int32_t i = 0; i < NUM; i++) {
+        int32_t key_idx = i < num_promoted ? NUM - 1 - i : i;
+        assert_int_equal(bed_block(&bed, i)[0], key_idx % 251);
+        assert_int_equal(bed_block(&bed, i)[BLOCK_BYTES - 1], key_idx % 251);
+    }
+    assert_true(kv_tiers_check(bed.tiers));
+    bed_close(&bed);
+}
+
+enum { NUM_EXCHANGED = 24, FIRST_EXCHANGED = 30 };
+
+static enum imbrex_status write_blocks(void *arg, void *stream_handle)
+{
+    (void)stream_handle;
+    memset(arg, 0xee, (size_t)NUM_EXCHANGED * BLOCK_BYTES);
+    return IMBREX_STATUS_OK;
+}
+
+/* Blocks go down and others are to come up in their place, behind a copy up that has failed: then
+ * nothing holds the copies down any more but that the next step waits for them. Catches a step that
+ * does not. */
+static void test_failed_exchange(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        struct bed bed;
+        bool is_done;
+        bed_open(&bed, seed, 64, NUM_EXCHANGED + 1);
+        device_fake_fail(bed.device, DEVICE_FAKE_FAULT_COPY, 1, IMBREX_STATUS_IO);
+        assert_true(bed_promote(&bed, NUM_EXCHANGED, 60));
+        assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
+        while (device_fake_num_pending(bed.device) > 0) { /* it fails, and nobody is told */
+            assert_int_equal(device_event_query(bed.device, bed.event, &is_done), IMBREX_STATUS_OK);
+        }
+        unsigned char *exchanged = bed_block(&bed, FIRST_EXCHANGED);
+        memset(exchanged, 77, (size_t)NUM_EXCHANGED * BLOCK_BYTES);
+        for (int32_t i = 0; i < NUM_EXCHANGED; i++) {
+            bed_demote(&bed, 100 + i, FIRST_EXCHANGED + i);
+            assert_true(bed_promote(&bed, i, FIRST_EXCHANGED + i));
+        }
+        assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
+        assert_int_equal(bed_wait(&bed, 1 + NUM_EXCHANGED), 0);
+        /* The blocks are free: a step has them. */
+        assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
+        assert_int_equal(device_run_async(bed.device, DEVICE_STREAM_STEP, write_blocks, exchanged),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(device_event_record(bed.device, bed.event, DEVICE_STREAM_STEP),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(device_event_synchronize(bed.device, bed.event), IMBREX_STATUS_OK);
+        assert_int_equal(device_event_record(bed.device, bed.event, DEVICE_STREAM_KV_OUT),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(device_event_synchronize(bed.device, bed.event), IMBREX_STATUS_OK);
+        kv_tiers_update(bed.tiers, 0);
+        for (int32_t i = 0; i < NUM_EXCHANGED; i++) {
+            assert_true(bed_promote(&bed, 100 + i, i));
+        }
+        assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
+        assert_int_equal(bed_wait(&bed, NUM_EXCHANGED), NUM_EXCHANGED);
+        for (int32_t i = 0; i < NUM_EXCHANGED * BLOCK_BYTES; i++) {
+            assert_int_equal(bed.blocks[i], 77);
+        }
+        bed_close(&bed);
+    }
+}
+
 int run_kv_tiers_tests(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_failed_exchange),
         cmocka_unit_test(test_walk),
         cmocka_unit_test(test_walk_with_faults),
         cmocka_unit_test(test_walk_with_remote),
