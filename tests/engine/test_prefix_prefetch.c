@@ -304,17 +304,20 @@ static void test_last_free_block(void **state)
     (void)state;
     struct world world;
     open_world(&world, 100);
+    assert_int_equal(run_path(&world, 2), 0);
+    kv_cache_clear(world.cache.cache, world.cache.now_ns);
     assert_int_equal(run_path(&world, 0), 0);
     assert_int_equal(run_path(&world, 1), 0);
     kv_cache_make_room(world.cache.cache, 1, world.cache.now_ns); /* the end of path 0 goes */
     told.victim_value = 1;
-    expect(&world, 0, DEPTH - 1, 4);
+    expect(&world, 2, DEPTH - 1, 4);
     assert_int_equal(look(&world), 0);
-    expect(&world, 0, DEPTH - 1, 4.1);
-    assert_int_equal(look(&world), 1);
+    assert_int_equal(world.pool.num_free, 1);
+    expect(&world, 2, DEPTH - 1, 4.1);
+    assert_int_equal(look(&world), DEPTH); /* for the free block and the rest of path 0 */
     assert_int_equal(world.pool.num_free, 0);
-    assert_int_equal(run_path(&world, 0), DEPTH);
     assert_int_equal(run_path(&world, 1), DEPTH);
+    assert_int_equal(run_path(&world, 2), DEPTH);
     told.num_told = 0;
     close_world(&world);
 }
