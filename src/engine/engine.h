@@ -87,6 +87,9 @@ void engine_loop_step(struct imbrex_engine *engine);
 /* Whether engine_loop_step would find something to do. The caller runs the engine and holds the
  * lock. */
 bool engine_loop_has_work(const struct imbrex_engine *engine);
+/* When a step is due without that, for what is expected to be asked for; INT64_MAX: never. The
+ * caller runs the engine. */
+int64_t engine_loop_due_ns(const struct imbrex_engine *engine);
 
 void request_list_append(struct request_list *list, struct imbrex_request *request);
 void request_list_remove(struct request_list *list, struct imbrex_request *request);

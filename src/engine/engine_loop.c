@@ -477,6 +477,13 @@ bool engine_loop_has_work(const struct imbrex_engine *engine)
            engine->ending.first != NULL;
 }
 
+int64_t engine_loop_due_ns(const struct imbrex_engine *engine)
+{
+    return engine->failure.status == IMBREX_STATUS_OK
+               ? prefix_prefetch_due_ns(engine->tiers.prefetch)
+               : INT64_MAX;
+}
+
 static void publish(struct imbrex_engine *engine)
 {
     metrics_set(&engine->metrics.num_running, engine->scheduler.num_running);

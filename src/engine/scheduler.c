@@ -504,7 +504,7 @@ static bool take_write_block(struct planner *planner, struct sequence *sequence)
     for (;;) {
         bool has_block = i < sequence->num_blocks;
         int32_t block_idx;
-        /* The block that a fork shares with its parent may have been filled by that one, and kept. */
+        /* What a fork shares with its parent may have been filled by that one, and kept. */
         if (has_block && kv_pool_is_writable(pool, table[i])) {
             return true;
         }
