@@ -85,7 +85,7 @@ static void test_decode_grids(void **state)
 
     assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
     assert_int_equal(fake.num_launches, 1);
-    assert_string_equal(fake.kernel, "decode_attention_128_8");
+    assert_string_equal(fake.kernel, "decode_attention_bf16_128_8");
     assert_int_equal(fake.config.gridDimX, 4 * DECODE_CLUSTER(128)); /* a cluster a KV head */
 
     params = step_of(&shape_7b, 16, DECODE_PART_BLOCKS);
@@ -134,7 +134,7 @@ static void test_decode_shapes(void **state)
     struct bed bed = open_bed(&shape, sizeof(struct decode_attention_kernel_params));
     struct attend_params params = step_of(&shape, 1, 4);
     assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
-    assert_string_equal(fake.kernel, "decode_attention_64_16");
+    assert_string_equal(fake.kernel, "decode_attention_bf16_64_16");
     assert_int_equal(fake.config.gridDimX, 3 * DECODE_CLUSTER(64)); /* 16 + 16 + 8 heads */
 
     params.kv.head_dim = 96;

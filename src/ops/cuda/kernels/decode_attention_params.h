@@ -73,8 +73,16 @@ struct decode_attention_kernel_params {
     int32_t num_columns, num_rows, num_items, num_clusters;
     int32_t window;     /* 0: none */
     int32_t most_parts; /* of a sequence */
-    float exp2_scale;   /* scale * log2(e) */
+    float exp2_scale;   /* scale * log2(e); times DECODE_FP8_SCORE_UNIT where they are E4M3 */
 };
+
+/* What keys and values are kept in. */
+enum { DECODE_BF16, DECODE_INT8, DECODE_FP8 };
+#define DECODE_GROUP 32 /* elements with a scale */
+/* E4M3 is multiplied as 2^-120 times itself, with queries that are 2^64 times themselves:
+ * exp2_scale has the rest. */
+#define DECODE_FP8_QUERY_EXPONENT 64
+#define DECODE_FP8_SCORE_UNIT 0x1p56f
 
 #define DECODE_THREADS 128
 /* CTAs of a cluster: with a block or two for each of its warps it reads 512 keys at once. */
@@ -108,13 +116,21 @@ struct decode_attention_kernel_params {
 /* What warps and CTAs tell each other: 4 x heads rows and 2 x 8 rows for 8 heads, extremes,
  * barriers and tables. */
 #define DECODE_SHARED(head_dim, heads) ((4 * (head_dim) + 2 * (head_dim) + 64) * 4 * (heads) + 8192)
+/* Beside 8-bit elements queries lie there as well, those of each warp for itself. */
+#define DECODE_QUERY_BYTES(head_dim, heads) ((heads) * (head_dim)*2)
+#define DECODE_SCALED_SHARED(head_dim, heads) \
+    (DECODE_SHARED(head_dim, heads) + 4 * DECODE_QUERY_BYTES(head_dim, heads))
 
-#define DECODE_ATTENTION_KERNEL(X, head_dim, heads)            \
-    X(decode_attention_##head_dim##_##heads, decode_attention, \
-      struct decode_attention_kernel_params, DECODE_SHARED(head_dim, heads))
+/* decode_attention_<kind>_<head_dim>_<heads of a group that a CTA takes> */
+#define DECODE_ATTENTION_KERNEL(X, head_dim, heads)                                 \
+    X(decode_attention_bf16_##head_dim##_##heads, decode_attention,                 \
+      struct decode_attention_kernel_params, DECODE_SHARED(head_dim, heads))        \
+    X(decode_attention_int8_##head_dim##_##heads, decode_attention,                 \
+      struct decode_attention_kernel_params, DECODE_SCALED_SHARED(head_dim, heads)) \
+    X(decode_attention_fp8_##head_dim##_##heads, decode_attention,                  \
+      struct decode_attention_kernel_params, DECODE_SCALED_SHARED(head_dim, heads))
 
-/* X(symbol, image, params type, most dynamic shared bytes); decode_attention_<head_dim>_<heads of a
- * group that a CTA takes> */
+/* X(symbol, image, params type, most dynamic shared bytes) */
 #define DECODE_ATTENTION_KERNELS(X)                   \
     TENSOR_ATTENTION_LIST(TENSOR_ATTENTION_KERNEL, X) \
     DECODE_ATTENTION_KERNEL(X, 64, 8)                 \

@@ -32,4 +32,43 @@ static __device__ __forceinline__ uint32_t int8_round(float x)
     return (uint32_t)max(-127, min(127, __float2int_rn(x))) & 0xffu;
 }
 
+/* ---- two at a time, as bf16 ------------------------------------------------------------------ */
+
+/* "fma.rn.bf16x2": both halves for themselves; subnormal numbers count. */
+static __device__ __forceinline__ uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+static __device__ __forceinline__ uint32_t bf16x2_multiply(uint32_t a, uint32_t b)
+{
+    return bf16x2_fma(a, b, 0x80008000u); /* -0, so that zeros keep their sign */
+}
+
+/* A power of 2 in both halves. */
+#define BF16X2_POWER(exponent) \
+    ((uint32_t)(127 + (exponent)) << 7 | (uint32_t)(127 + (exponent)) << 23)
+
+/* What widen_codes makes of E4M3 is smaller by this power of 2: bf16 has another bias. */
+#define FP8_WIDENED_EXPONENT (-120)
+
+/* The codes in bytes 0 and 2, and in 1 and 3, as pairs of bf16, exactly. */
+template <bool IS_FP8>
+static __device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t &even, uint32_t &odd)
+{
+    if constexpr (IS_FP8) {
+        even = (codes << 4 & 0x07f007f0u) | (codes << 8 & 0x80008000u);
+        odd = (codes >> 4 & 0x07f007f0u) | (codes & 0x80008000u);
+    } else {
+        /* The lower 7 bits behind 128, less 128 or, where the sign is set, 256. */
+        const uint32_t minus_one = 0xbf80bf80u, upper = codes >> 8;
+        even = bf16x2_fma((codes & 0x00800080u) | 0x43004300u, minus_one,
+                          (codes & 0x007f007fu) | 0x43004300u);
+        odd = bf16x2_fma((upper & 0x00800080u) | 0x43004300u, minus_one,
+                         (upper & 0x007f007fu) | 0x43004300u);
+    }
+}
+
 #endif
