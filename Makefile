@@ -157,7 +157,8 @@ GPU_SOURCES := $(wildcard tests/gpu/check_*.c)
 # What a benchmark and a test both do with a GPU.
 GPU_SHARED := tests/gpu/gpu_check.c \
     $(if $(filter 1,$(CUDA)),tests/gpu/gpu_session.c tests/gpu/gpu_matrix.c \
-    tests/gpu/attention_bed.c bench/cuda/gpu.c bench/cuda/bench_image.c src/cli/output.c) tests/gpu/gating_reference.c
+    tests/gpu/attention_bed.c bench/cuda/gpu.c bench/cuda/bench_image.c src/cli/output.c) \
+    tests/gpu/gating_reference.c
 GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
 GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
 FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)

@@ -224,8 +224,8 @@ template <int N_TILES, int HEAD_DIM> struct decode_queries<DECODE_BF16, N_TILES,
     uint32_t registers[N_TILES][HEAD_DIM / 32][4];
 };
 
-/* from: piece i of head n * 8 + r; zeros if it is not there. Once all are loaded, arrange_queries is
- * called before they are multiplied. */
+/* from: piece i of head n * 8 + r; zeros if it is not there. When all have been asked for, they are
+ * to be arranged before they are multiplied. */
 template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void load_query(
     struct decode_queries<KIND, N_TILES, HEAD_DIM> &queries, int n, int i, const void *from,
