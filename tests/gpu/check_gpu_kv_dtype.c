@@ -131,9 +131,12 @@ static void check_store(const struct shape *shape, enum kv_dtype dtype, uint32_t
     int32_t positions[NUM_TOKENS] = {0}, slots[NUM_TOKENS];
     float cos_sin[MAX_HEAD_DIM];
     for (int32_t i = 0; i < NUM_TOKENS * width; i++) {
-        /* Some tokens are a thousand times larger, some groups zeros. */
-        double size = i / width % 5 == 0 ? 1000.0 : i / 32 % 11 == 0 ? 0.0 : 1.0;
-        qkv[i] = bf16_from_float((float)(random_normal() * size));
+        /* Some tokens are a thousand times larger, some groups zeros. None of these is -0: turned by
+         * nothing it becomes 0, and the code of a zero has a sign. */
+        double size = i / width % 5 == 0 ? 1000.0 : 1.0;
+        qkv[i] = i / width % 5 != 0 && i / 32 % 11 == 0
+                     ? 0
+                     : bf16_from_float((float)(random_normal() * size));
     }
     for (int32_t i = 0; i < NUM_TOKENS; i++) {
         slots[i] = i == 5 ? -1 : (i * 13 + 7) % (NUM_BLOCKS * BLOCK);
