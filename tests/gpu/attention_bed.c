@@ -117,7 +117,7 @@ static void make_cache(struct step *step, enum kv_dtype dtype)
 static int32_t first_stored(const struct step *step, int32_t seq)
 {
     int32_t first = step->seqs[seq].num_keys - step->seqs[seq].num_queries + 1 - step->shape.window;
-    return step->shape.window > 0 && first > 0 ? first : 0;
+    return step->shape.window > 0 && !step->has_all_keys && first > 0 ? first : 0;
 }
 
 /* Random rows, or those of another step, rounded. */
@@ -162,11 +162,13 @@ static void upload_step(struct step *step)
 }
 
 struct step *step_create(const struct shape *shape, enum kv_dtype dtype,
-                         const struct sequence *seqs, int32_t num_seqs, int32_t num_unowned)
+                         const struct sequence *seqs, int32_t num_seqs, int32_t num_unowned,
+                         bool has_all_keys)
 {
     struct step *step = zeroed(1, sizeof(*step));
     step->shape = *shape;
     step->num_seqs = num_seqs;
+    step->has_all_keys = has_all_keys;
     memcpy(step->seqs, seqs, (size_t)num_seqs * sizeof(*seqs));
     place_blocks(step);
     make_cache(step, dtype);
@@ -455,7 +457,7 @@ void check_step(attend_fn *attend, bool single_only, const struct shape *shape, 
     for (int32_t i = 0; i < num_seqs; i++) {
         context_size = seqs[i].num_keys > context_size ? seqs[i].num_keys : context_size;
     }
-    struct step *step = step_create(shape, dtype, seqs, num_seqs, 5);
+    struct step *step = step_create(shape, dtype, seqs, num_seqs, 5, false);
     struct bed bed = bed_create(shape, dtype, num_seqs, context_size + 3 * BLOCK, ablations);
     struct attend_params params = params_of(step, 0, num_seqs);
 

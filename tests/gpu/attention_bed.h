@@ -38,6 +38,7 @@ struct sequence {
 struct step {
     struct shape shape;
     int32_t num_seqs, num_tokens, max_blocks, num_blocks;
+    bool has_all_keys;
     struct sequence seqs[MAX_SEQS];
     struct kv_view host_kv; /* what the GPU's cache holds */
     struct kv_view kv;      /* of the GPU */
@@ -48,9 +49,11 @@ struct step {
         gpu_seq_idx;
 };
 
-/* Random q, k and v; num_unowned tokens behind the last sequence's belong to none. */
+/* Random q, k and v; num_unowned tokens behind the last sequence's belong to none. has_all_keys:
+ * also those that a window hides from all tokens of the step; otherwise they are NaN. */
 struct step *step_create(const struct shape *shape, enum kv_dtype dtype,
-                         const struct sequence *seqs, int32_t num_seqs, int32_t num_unowned);
+                         const struct sequence *seqs, int32_t num_seqs, int32_t num_unowned,
+                         bool has_all_keys);
 /* The same step over a cache in bf16, of what the given one holds, rounded to that. */
 struct step *step_rounded(const struct step *step);
 void step_destroy(struct step *step);

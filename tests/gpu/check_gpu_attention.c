@@ -43,7 +43,7 @@ static void check_tensor_cuts(uint32_t ablations)
 {
     static const struct shape shape = {14, 2, 64, 0, 1.0f};
     static const struct sequence whole = {400, 400};
-    struct step *step = step_create(&shape, KV_DTYPE_BF16, &whole, 1, 0);
+    struct step *step = step_create(&shape, KV_DTYPE_BF16, &whole, 1, 0, true);
     struct bed bed = bed_create(&shape, KV_DTYPE_BF16, 4, 512, ablations);
     struct attend_params params = params_of(step, 0, 1);
 

@@ -9,12 +9,15 @@ struct head_split {
     int32_t num_columns, most_parts;
 };
 
-static struct head_split split_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim)
+static struct head_split split_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,
+                                     bool is_scaled)
 {
     int32_t group_heads = num_heads / num_kv_heads;
     int32_t cta_heads = group_heads <= 8 ? 8 : 16;
     int32_t num_columns = num_kv_heads * ((group_heads + cta_heads - 1) / cta_heads);
-    return (struct head_split){cta_heads, num_columns, DECODE_MOST_PARTS(head_dim, num_columns)};
+    int32_t most_parts = is_scaled ? DECODE_SCALED_MOST_PARTS(head_dim, num_columns)
+                                   : DECODE_MOST_PARTS(head_dim, num_columns);
+    return (struct head_split){cta_heads, num_columns, most_parts};
 }
 
 /* By kind, head_dim and heads of a CTA. */
@@ -34,10 +37,12 @@ static int kind_of(enum kv_dtype dtype)
     return dtype == KV_DTYPE_INT8 ? DECODE_INT8 : dtype == KV_DTYPE_FP8 ? DECODE_FP8 : DECODE_BF16;
 }
 
-static int32_t clusters_of(const struct backend_cuda *cuda, int32_t head_dim, int32_t cta_heads)
+static int32_t clusters_of(const struct backend_cuda *cuda, int32_t head_dim, int32_t cta_heads,
+                           bool is_scaled)
 {
-    int32_t num_clusters = DECODE_CLUSTERS(head_dim, cta_heads) *
-                           cuda->device->description.num_sms / DECODE_CLUSTERS_SMS;
+    int32_t most_clusters = is_scaled ? DECODE_SCALED_CLUSTERS(head_dim, cta_heads)
+                                      : DECODE_CLUSTERS(head_dim, cta_heads);
+    int32_t num_clusters = most_clusters * cuda->device->description.num_sms / DECODE_CLUSTERS_SMS;
     return num_clusters > 0 ? num_clusters : 1;
 }
 
@@ -55,10 +60,11 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
                             (int)kv->block_size));
         return;
     }
-    struct head_split split = split_heads(params->num_heads, kv->num_kv_heads, kv->head_dim);
+    struct head_split split =
+        split_heads(params->num_heads, kv->num_kv_heads, kv->head_dim, is_scaled);
     int32_t max_parts = DECODE_PARTS(params->max_blocks, split.most_parts);
     int32_t num_rows = params->num_seqs * split.num_columns, num_items = num_rows * max_parts;
-    int32_t num_clusters = clusters_of(cuda, kv->head_dim, split.cta_heads);
+    int32_t num_clusters = clusters_of(cuda, kv->head_dim, split.cta_heads, is_scaled);
     num_clusters = num_items < num_clusters ? num_items : num_clusters;
     int64_t num_partials = (int64_t)params->num_seqs * params->num_heads * max_parts;
     float *partials = (float *)(void *)cuda->scratch;
@@ -94,7 +100,9 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
         .most_parts = split.most_parts,
         .window = params->window,
         .exp2_scale = params->scale * (float)M_LOG2E *
-                      (kv->dtype == KV_DTYPE_FP8 ? DECODE_FP8_SCORE_UNIT : 1.0f),
+                      (kv->dtype == KV_DTYPE_FP8    ? DECODE_FP8_SCORE_UNIT
+                       : kv->dtype == KV_DTYPE_INT8 ? DECODE_INT8_SCORE_UNIT
+                                                    : 1.0f),
     };
     int32_t shared_bytes = is_scaled ? DECODE_SCALED_SHARED(kv->head_dim, split.cta_heads)
                                      : DECODE_SHARED(kv->head_dim, split.cta_heads);
@@ -121,7 +129,8 @@ size_t cuda_decode_attention_scratch_bytes(const struct backend_shape *shape)
 {
     /* Tables of a captured step may be wider than the context, by less than a factor of 2. */
     int32_t num_blocks = 2 * (shape->context_size / ATTENTION_BLOCK_SIZE + 1);
-    struct head_split split = split_heads(shape->num_heads, shape->num_kv_heads, shape->head_dim);
+    struct head_split split = split_heads(shape->num_heads, shape->num_kv_heads, shape->head_dim,
+                                          kv_dtype_has_scales(shape->kv_dtype));
     size_t num_partials = (size_t)shape->max_seqs * (size_t)shape->num_heads *
                           (size_t)DECODE_PARTS(num_blocks, split.most_parts);
     return num_partials * (size_t)(shape->head_dim + 2) * sizeof(float);

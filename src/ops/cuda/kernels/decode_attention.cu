@@ -607,12 +607,12 @@ static __device__ __forceinline__ void attend(const decode_params &params)
     }
 }
 
-#define DECODE_ATTENTION_OF(kind, number, head_dim, heads)                             \
-    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, (heads) == 8 ? 3 : 2) \
-        decode_attention_##kind##_##head_dim##_##heads(                                \
-            const __grid_constant__ decode_params params)                              \
-    {                                                                                  \
-        attend<number, (heads) / 8, head_dim>(params);                                 \
+#define DECODE_ATTENTION_OF(kind, number, head_dim, heads)                                      \
+    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, DECODE_SM_CTAS(number, heads)) \
+        decode_attention_##kind##_##head_dim##_##heads(                                         \
+            const __grid_constant__ decode_params params)                                       \
+    {                                                                                           \
+        attend<number, (heads) / 8, head_dim>(params);                                          \
     }
 #define DECODE_ATTENTION(head_dim, heads)                   \
     DECODE_ATTENTION_OF(bf16, DECODE_BF16, head_dim, heads) \

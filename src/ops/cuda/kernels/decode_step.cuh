@@ -10,8 +10,9 @@
  *
  * Of 8-bit elements, the codes stay as they are in registers until they are multiplied. K becomes
  * bf16 without its scales: each group of 32 elements is a product of its own, and its sums take the
- * group's scale in fp32. V becomes bf16 with its scales, rounded once. E4M3 in bf16 comes out as
- * 2^-120 times itself; queries, the scale of the softmax and the values' scales make up for it. */
+ * group's scale in fp32. V becomes bf16 with its scales, rounded once. Both come out as powers of 2
+ * times themselves (kv_elements.cuh), for which queries, the scale of the softmax, the values'
+ * scales and the results make up. */
 #ifndef IMBREX_OPS_CUDA_KERNELS_DECODE_STEP_CUH
 #define IMBREX_OPS_CUDA_KERNELS_DECODE_STEP_CUH
 
@@ -26,7 +27,7 @@
 
 /* A step: as many blocks as make 64 registers of 32 threads, with r = lane / 4, q = lane % 4. */
 template <int KIND, int HEAD_DIM> struct decode_step {
-    static constexpr int BLOCKS = 256 / HEAD_DIM;
+    static constexpr int BLOCKS = 128 / HEAD_DIM;
     /* Elements and their scales. */
     static constexpr int HEAD_BYTES =
         ATTENTION_BLOCK_SIZE * (HEAD_DIM + HEAD_DIM / DECODE_GROUP * 2);
@@ -63,12 +64,11 @@ template <int KIND, int HEAD_DIM> static __device__ __forceinline__ int accum_co
     return KIND == DECODE_BF16 ? c * 64 + r * 8 : r * (HEAD_DIM / 8) + c * 8;
 }
 
-/* The power of 2 that values of E4M3 are multiplied with beside their scales, and what the results
- * lack therefore. */
-#define DECODE_FP8_VALUE_EXPONENT 60
+/* Values with their scales are multiplied as 2^-60 times themselves, and so no larger than 2^60:
+ * what the results lack. */
 template <int KIND> static __device__ __forceinline__ float result_unit(void)
 {
-    return KIND == DECODE_FP8 ? 0x1p60f : 1.0f;
+    return KIND == DECODE_BF16 ? 1.0f : 0x1p60f;
 }
 
 /* ---- loads ----------------------------------------------------------------------------------- */
@@ -268,8 +268,12 @@ static __device__ __forceinline__ void multiply_group(
 #pragma unroll
     for (int word = 0; word < 2; word++) {
         uint32_t a[4];
-        widen_codes<KIND == DECODE_FP8>(step.keys[block][0][group][word], a[0], a[2]);
-        widen_codes<KIND == DECODE_FP8>(step.keys[block][1][group][word], a[1], a[3]);
+        split_codes<KIND == DECODE_FP8>(step.keys[block][0][group][word], a[0], a[2]);
+        split_codes<KIND == DECODE_FP8>(step.keys[block][1][group][word], a[1], a[3]);
+#pragma unroll
+        for (int i = 0; i < 4 && KIND == DECODE_INT8; i++) {
+            a[i] = int8_centre(a[i]);
+        }
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
             matrix_multiply_add(sums[n], a, word == 0 ? queries[n].x : queries[n].z,
@@ -394,12 +398,40 @@ static __device__ __forceinline__ void soften(float exp2_scale, float (&scores)[
     }
 }
 
-/* Rows of Vᵀ: fragments c, t of the accumulators, of one block. Two rows' pieces of it: low of rows
- * 2 q and the next, high of both + 8. */
+/* value = split code * factor + offset, for rows 2 q and the next, and for both + 8. */
+struct value_scales {
+    uint32_t factors[2], offsets[2];
+};
+
+template <int KIND, int HEAD_DIM>
+static __device__ __forceinline__ struct value_scales find_value_scales(
+    const struct decode_step<KIND, HEAD_DIM> &step, int block)
+{
+    struct value_scales found = {};
+    int group = threadIdx.x % 32 / 4 * (HEAD_DIM / 8) / DECODE_GROUP, q = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t first =
+            find_scales<KIND, HEAD_DIM>(step.value_scales, block, q * 2 + i * 8, group / 2);
+        uint32_t second =
+            find_scales<KIND, HEAD_DIM>(step.value_scales, block, q * 2 + i * 8 + 1, group / 2);
+        uint32_t scales = group % 2 == 0 ? halves_low(first, second) : halves_high(first, second);
+        if constexpr (KIND == DECODE_FP8) {
+            found.factors[i] = bf16x2_multiply(scales, BF16X2_POWER(120 - 60));
+        } else {
+            const uint32_t sign = 0x80008000u;
+            found.factors[i] = bf16x2_multiply(scales, BF16X2_POWER(133 - 60));
+            found.offsets[i] = bf16x2_multiply(scales, BF16X2_POWER(7 - 60) | sign);
+        }
+    }
+    return found;
+}
+
+/* Of one block: the fragments c, 2 * pair and the next of Vᵀ. */
 template <int KIND, int HEAD_DIM>
 static __device__ __forceinline__ void value_fragments(
     const struct decode_step<KIND, HEAD_DIM> &step, int block, int c, int pair,
-    const uint32_t (&scales)[2], uint32_t (&a)[2][4])
+    const struct value_scales &scales, uint32_t (&a)[2][4])
 {
     if constexpr (KIND == DECODE_BF16) {
         const uint32_t(&values)[4][HEAD_DIM / 64][4] = step.values[block];
@@ -420,9 +452,13 @@ static __device__ __forceinline__ void value_fragments(
             for (int rows = 0; rows < 2; rows++) {
                 uint32_t first = values[2 * rows][word], second = values[2 * rows + 1][word];
                 uint32_t codes = i == 0 ? halves_low(first, second) : halves_high(first, second);
-                widen_codes<KIND == DECODE_FP8>(codes, a[i][2 * rows], a[i][2 * rows + 1]);
-                a[i][2 * rows] = bf16x2_multiply(a[i][2 * rows], scales[rows]);
-                a[i][2 * rows + 1] = bf16x2_multiply(a[i][2 * rows + 1], scales[rows]);
+                split_codes<KIND == DECODE_FP8>(codes, a[i][2 * rows], a[i][2 * rows + 1]);
+#pragma unroll
+                for (int j = 2 * rows; j < 2 * rows + 2; j++) {
+                    a[i][j] = KIND == DECODE_FP8
+                                  ? bf16x2_multiply(a[i][j], scales.factors[rows])
+                                  : bf16x2_fma(a[i][j], scales.factors[rows], scales.offsets[rows]);
+                }
             }
         }
     }
@@ -434,26 +470,15 @@ static __device__ __forceinline__ void multiply_values(
     const float (&weights)[N_TILES][4], const struct decode_step<KIND, HEAD_DIM> &step, int block,
     struct decode_state<N_TILES, HEAD_DIM> &state)
 {
-    uint32_t b[N_TILES][2], scales[2] = {};
+    uint32_t b[N_TILES][2];
+    struct value_scales scales = {};
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
         b[n][0] = matrix_transpose(bf16x2_round(weights[n][0], weights[n][1]));
         b[n][1] = matrix_transpose(bf16x2_round(weights[n][2], weights[n][3]));
     }
     if constexpr (KIND != DECODE_BF16) {
-#pragma unroll
-        for (int rows = 0; rows < 2; rows++) {
-            int group = threadIdx.x % 32 / 4 * (HEAD_DIM / 8) / DECODE_GROUP, q = threadIdx.x % 4;
-            uint32_t first =
-                find_scales<KIND, HEAD_DIM>(step.value_scales, block, q * 2 + rows * 8, group / 2);
-            uint32_t second = find_scales<KIND, HEAD_DIM>(step.value_scales, block,
-                                                          q * 2 + rows * 8 + 1, group / 2);
-            scales[rows] = group % 2 == 0 ? halves_low(first, second) : halves_high(first, second);
-            if constexpr (KIND == DECODE_FP8) {
-                scales[rows] =
-                    bf16x2_multiply(scales[rows], BF16X2_POWER(DECODE_FP8_VALUE_EXPONENT));
-            }
-        }
+        scales = find_value_scales(step, block);
     }
 #pragma unroll
     for (int c = 0; c < HEAD_DIM / 64; c++) {

@@ -51,24 +51,27 @@ static __device__ __forceinline__ uint32_t bf16x2_multiply(uint32_t a, uint32_t 
 #define BF16X2_POWER(exponent) \
     ((uint32_t)(127 + (exponent)) << 7 | (uint32_t)(127 + (exponent)) << 23)
 
-/* What widen_codes makes of E4M3 is smaller by this power of 2: bf16 has another bias. */
-#define FP8_WIDENED_EXPONENT (-120)
-
-/* The codes in bytes 0 and 2, and in 1 and 3, as pairs of bf16, exactly. */
+/* The codes in bytes 0 and 2, and in 1 and 3, as pairs of bf16, exactly, but in other units: of
+ * E4M3 2^-120 times themselves, since bf16 has another bias; of INT8 2^-133 times what they are
+ * more than -128, a number of bf16 that is subnormal or next to it. */
 template <bool IS_FP8>
-static __device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t &even, uint32_t &odd)
+static __device__ __forceinline__ void split_codes(uint32_t codes, uint32_t &even, uint32_t &odd)
 {
     if constexpr (IS_FP8) {
         even = (codes << 4 & 0x07f007f0u) | (codes << 8 & 0x80008000u);
         odd = (codes >> 4 & 0x07f007f0u) | (codes & 0x80008000u);
     } else {
-        /* The lower 7 bits behind 128, less 128 or, where the sign is set, 256. */
-        const uint32_t minus_one = 0xbf80bf80u, upper = codes >> 8;
-        even = bf16x2_fma((codes & 0x00800080u) | 0x43004300u, minus_one,
-                          (codes & 0x007f007fu) | 0x43004300u);
-        odd = bf16x2_fma((upper & 0x00800080u) | 0x43004300u, minus_one,
-                         (upper & 0x007f007fu) | 0x43004300u);
+        codes ^= 0x80808080u;
+        even = codes & 0x00ff00ffu;
+        odd = __byte_perm(codes, 0, 0x4341);
     }
+}
+
+/* What split_codes made of INT8, as 2^-6 times the codes. */
+static __device__ __forceinline__ uint32_t int8_centre(uint32_t pair)
+{
+    const uint32_t minus_two = 0xc000c000u;
+    return bf16x2_fma(pair, BF16X2_POWER(127), minus_two);
 }
 
 #endif

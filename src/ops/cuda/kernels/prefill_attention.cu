@@ -222,16 +222,19 @@ __device__ __forceinline__ void produce(const struct prefill_attention_params &p
 
 enum prefill_kind { PREFILL_BF16, PREFILL_INT8, PREFILL_FP8 };
 
-/* Two codes of each word that stand in its bytes 0 and 2 times a scale, then those in 1 and 3. */
+/* Four codes times their scale (of INT8 2^6 times it). */
 template <int KIND>
 __device__ __forceinline__ void widen_word(uint32_t codes, uint32_t scales, uint32_t &first,
                                            uint32_t &second)
 {
     /* Bytes 0 and 1 are neighbours, and so must they be in bf16. */
-    widen_codes<KIND == PREFILL_FP8>(__byte_perm(codes, 0, 0x3120), first, second);
+    split_codes<KIND == PREFILL_FP8>(__byte_perm(codes, 0, 0x3120), first, second);
     if constexpr (KIND == PREFILL_FP8) {
-        first = bf16x2_multiply(first, BF16X2_POWER(-FP8_WIDENED_EXPONENT));
-        second = bf16x2_multiply(second, BF16X2_POWER(-FP8_WIDENED_EXPONENT));
+        first = bf16x2_multiply(first, BF16X2_POWER(120));
+        second = bf16x2_multiply(second, BF16X2_POWER(120));
+    } else {
+        first = int8_centre(first);
+        second = int8_centre(second);
     }
     first = bf16x2_multiply(first, scales);
     second = bf16x2_multiply(second, scales);
@@ -248,7 +251,7 @@ __device__ __forceinline__ void widen_block(uint32_t from, uint32_t stage, int f
     const int lane = threadIdx.x % 32;
     const int piece = lane % PIECES;
 
-#pragma unroll
+#pragma unroll(HEAD_DIM == 64 && KIND == PREFILL_INT8 ? 1 : 4) /* few registers there */
     for (int i = 0; i < PREFILL_BLOCK_SIZE * PIECES / 32; i++) {
         /* 64 columns: rows in turn. 128: the second panel's pieces are of the other row of two. */
         const int row =
@@ -259,6 +262,8 @@ __device__ __forceinline__ void widen_block(uint32_t from, uint32_t stage, int f
             shared_load_2(from + PREFILL_BLOCK_SIZE * HEAD_DIM + (row * GROUPS + piece / 2) * 2);
         const uint32_t place = stage + piece / 4 * KV_PANEL_BYTES + tile_row * ROW_BYTES;
         scale = tile_row < end_row ? scale | scale << 16 : 0;
+        if constexpr (KIND == PREFILL_INT8)
+            scale = bf16x2_multiply(scale, BF16X2_POWER(6));
         uint4 wide;
         widen_word<KIND>(codes.x, scale, wide.x, wide.y);
         widen_word<KIND>(codes.y, scale, wide.z, wide.w);
