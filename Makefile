@@ -130,7 +130,7 @@ LIB_SOURCES := $(filter-out src/ops/cuda_absent.c,$(LIB_SOURCES)) $(wildcard src
 # imbrex bench measures kernels of other libraries too, which live in bench/peers.
 CLI_SOURCES += $(wildcard bench/cuda/*.c bench/peers/*.c)
 PORTABLE_SOURCES := $(patsubst %,src/ops/cuda/kernels/%.cu,gemm_mma gemm_mma_general \
-    gated_activation row plain tensor_attention small_resident small_stream sample)
+    gated_activation row plain tensor_attention small_resident small_stream host_copy sample)
 KERNEL_SOURCES := $(filter-out %/gemm_mma.cu %/gemm_mma_general.cu, \
     $(wildcard src/ops/cuda/kernels/*.cu))
 BENCH_KERNEL_SOURCES := $(wildcard bench/cuda/*.cu)
@@ -216,7 +216,8 @@ help:
 	@echo 'make bench      check and time every kernel; time tokenizers, scheduler and KV cache'
 	@echo 'make differential  tokenizers against the Python package `tokenizers`, if it is there'
 	@echo 'make soak       thousands of requests on a small real model, ten thousand ends of a'
-	@echo '                process that writes the disk tier, for many minutes'
+	@echo '                process that writes the disk tier, a million steps of scheduler and KV'
+	@echo '                tiers, for many minutes'
 	@echo 'make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the threaded tests under ThreadSanitizer'
 	@echo 'make fuzz       libFuzzer, FUZZ_SECONDS=$(FUZZ_SECONDS) a target, two at a time'
@@ -369,12 +370,20 @@ $(BUILD)/tests/fault_kv_remote: $(OBJ)/tests/kv/fake_redis.o
 $(SOAKS): $(BUILD)/tests/%: $(OBJ)/tests/soak/%.o $(OBJ)/tests/engine/request_cases.o $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 $(BUILD)/tests/soak_kv_disk: $(call objects,$(addprefix tests/kv/,disk_blocks.c faulty_files.c))
+$(BUILD)/tests/soak_tiers: $(call objects,tests/engine/tiers_walk.c tests/base/fixture.c \
+    tests/fault/fault.c $(addprefix tests/kv/,fake_redis.c faulty_files.c))
+$(BUILD)/tests/soak_prefix: $(call objects,tests/base/fixture.c tests/kv/redis_server.c)
+# Makes allocations fail.
+$(BUILD)/tests/soak_tiers: LINK_OPTIONS += $(WRAP)
 
 $(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)
 # Those whose figures are kept write the head of their reports as the program does.
-REPORTING := $(addprefix $(BUILD)/bench/bench_kv_,pin disk pack)
+REPORTING := $(addprefix $(BUILD)/bench/bench_kv_,pin disk pack move)
 $(REPORTING): $(call objects,$(patsubst %,src/cli/%.c,report_header machine output replace_file))
+# It reads clock and power.
+$(BUILD)/bench/bench_kv_move: $(call objects,$(if $(filter 1,$(CUDA)),$(addprefix bench/,\
+    cuda/gpu.c cuda/gpu_meter.c cuda/bench_image.c peers/nvml.c)))
 
 # Examples are built as a user would: against the shared library.
 $(BUILD)/examples/%: examples/%.c include/imbrex.h $(BUILD)/libimbrex.so

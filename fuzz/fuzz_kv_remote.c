@@ -29,7 +29,7 @@ static void check_url(const uint8_t *bytes, size_t num_bytes)
     text[length] = '\0';
     if (kv_remote_url_parse(text, &url, NULL) == IMBREX_STATUS_OK) {
         require(url.port > 0 && url.port <= 65535 && url.database >= 0 && url.host[0] != '\0');
-        require(url.ttl_s >= 0 && url.zstd_level >= 0 &&
+        require(url.ttl_s >= 1 && url.zstd_level >= 0 &&
                 url.zstd_level <= KV_REMOTE_MAX_ZSTD_LEVEL);
         require(memchr(url.password, '\0', sizeof(url.password)) != NULL);
     }

@@ -66,9 +66,13 @@ enum imbrex_status {
 #define IMBREX_ERROR_MESSAGE_BYTES 512
 
 /* Why a call failed: one line without control characters, NUL-terminated. Names the file, the field
- * or tensor, what was expected and what was found. */
+ * or tensor, what was expected and what was found.
+ *   field  the field of an options struct that the message begins with, such as "kv_host_bytes", so
+ *          that whoever calls it by another name can put that one in its place; static storage.
+ *          NULL: the message begins with something else */
 struct imbrex_error {
     enum imbrex_status status;
+    const char *field;
     char message[IMBREX_ERROR_MESSAGE_BYTES];
 };
 
@@ -419,8 +423,9 @@ struct imbrex_engine_options {
     int32_t kv_prefetch_percent;
     /* A Redis or Valkey server that blocks go to as well, for other engines of the same model and
      * for those that come after: redis://[[USER]:PASSWORD@]HOST[:PORT][/DB][?ttl=SECONDS]
-     * [&zstd=LEVEL]; NULL: none. An engine runs without it as long as it is not there. All weights
-     * are read once for their digest. UNSUPPORTED in a build without hiredis.
+     * [&zstd=LEVEL]; NULL: none. It keeps a block for ttl seconds, from 1 to ten years, a day
+     * unless said. An engine runs without it as long as it is not there. All weights are read once
+     * for their digest. UNSUPPORTED in a build without hiredis.
      * kv_remote_secret_path: a file of 32 bytes or more that these engines share and nobody else
      * has; NULL: none, and whoever may write to the server may make the engines take wrong blocks
      * (docs/kv-cache.md). */
@@ -454,7 +459,8 @@ IMBREX_API struct imbrex_engine_options imbrex_engine_options_default(void);
  *   INVALID_ARGUMENT  an option breaks its rule, there is no such device, or another engine uses
  *                     the KV folder
  *   UNSUPPORTED       the device cannot compute so, or no GPU can be used
- *   IO, NOT_FOUND     the KV folder cannot be used
+ *   NOT_FOUND         there is no such policy, or no file with the remote tier's secret
+ *   IO                the KV folder, or that file, cannot be used
  *   OUT_OF_MEMORY     of the host or of the device */
 IMBREX_API IMBREX_MUST_USE enum imbrex_status imbrex_engine_create(
     struct imbrex_model *model, const struct imbrex_engine_options *options,

@@ -21,6 +21,9 @@ extern "C" {
 
 /* The idx'th policy that a name may be given for, NULL beyond the last: "lru" first. Static. */
 IMBREX_API const char *imbrex_kv_policy_name(int32_t policy_idx);
+/* Whether the policy expects blocks before anybody asks for them: with the others, prefetching
+ * brings up nothing. False for a name that is none. */
+IMBREX_API bool imbrex_kv_policy_predicts(const char *name);
 
 struct imbrex_kv_sim_progress {
     const char *step;           /* "reading", "calibrating", "replaying", "prefetching",

@@ -4,8 +4,9 @@
 
 Reads what `imbrex kv-sim --json` wrote to bench/results/*-kv-sim.json, and in pairs what
 `imbrex bench kv --tiers --json` wrote to bench/results/*-kv-tiers-LOAD.json and `imbrex kv-sim
---tier --json`, of the same load, to *-kv-tiers-LOAD-sim.json. Replaces what stands between the
-markers of the page. --check changes nothing and fails if the page would change.
+--tier --json`, of the same load, to *-kv-tiers-LOAD-sim.json, and what `bench_kv_move` wrote to
+*-kv-move-*.json. Replaces what stands between the markers of the page. --check changes nothing and
+fails if the page would change.
 """
 import argparse
 import glob
@@ -18,6 +19,7 @@ import sys
 PAGE = os.path.join("docs", "kv-cache.md")
 RESULTS = os.path.join("bench", "results", "*-kv-sim.json")
 TIERS = os.path.join("bench", "results", "*-kv-tiers-*.json")
+MOVES = os.path.join("bench", "results", "*-kv-move-*.json")
 BEGIN, END = "<!-- kv-tables: begin -->", "<!-- kv-tables: end -->"
 
 
@@ -207,9 +209,13 @@ def make_sensitivity(root, reports):
     yield ""
 
 
-def read_measured(path):
+def read_whole(path):
     with open(path, encoding="utf-8") as file:
-        report = json.load(file)
+        return json.load(file)
+
+
+def read_measured(path):
+    report = read_whole(path)
     if report["interrupted"]:
         raise ValueError(f"{path}: expected a whole run, found one that was interrupted")
     return report
@@ -267,7 +273,7 @@ def make_tiers(root, path):
     measured, simulated = read_measured(path), read_file(simulated_path)
     load, engine = measured["load"], measured["engine"]
     name = os.path.basename(path)[:-len(".json")].split("-kv-tiers-", 1)[1]
-    yield f"### Tiers, {name}: measured / simulated"
+    yield f"### Tiers, {name}, {measured['model']} on {engine['device']}: measured / simulated"
     yield ""
     yield from make_source(root, path, measured)
     yield from make_source(root, simulated_path, simulated)
@@ -290,6 +296,50 @@ def make_tiers(root, path):
     yield ""
 
 
+MOVE_NAMES = {"none": "nothing", "full": "promotions, as many as the tiers take",
+              "budget": "promotions for nobody, at {budget_percent} % of the link",
+              "both": "promotions, each into a block that is demoted for it",
+              "pinned": "copies of 256 MiB of pinned memory"}
+
+
+def percent_text(spread, base=0):
+    low, middle, high = (f"{100 * (spread[key] - base):.1f}" for key in ("p10", "median", "p90"))
+    return f"{middle} ({low} to {high})"
+
+
+def make_moves(root, path):
+    """What moves beside decode, and what the steps lose by it."""
+    report = read_whole(path)
+    machine, gpu, idle = report["machine"], report["gpu"], report["idle_gb_per_s"]
+    shown = os.path.relpath(path, root).replace(os.sep, "/")
+    device = f"{gpu['name']}, driver {gpu['driver']}" if gpu else machine["cpu"]
+    yield f"### Moves beside decode, {report['model']}, blocks of {report['block_bytes'] >> 10} KiB"
+    yield ""
+    yield (f"From [{shown}](../{shown}), imbrex {machine['version']} ({machine['commit']}), "
+           f"{device}: {report['sequences']} sequences behind {report['context']:,} tokens, "
+           f"{report['rounds']} rounds. Without decode, GB/s: pinned memory "
+           f"{idle['pinned in']['median']:.1f} in, {idle['pinned out']['median']:.1f} out, both at "
+           f"once {idle['pinned in of both']['median']:.1f} and "
+           f"{idle['pinned out of both']['median']:.1f}; promotions "
+           f"{idle['promotions']['median']:.1f}.")
+    yield ""
+    yield ("| beside decode | step, ms (p10, p90) | slower by, % (p10 to p90 of rounds) | in, GB/s | "
+           "of pinned alone, % | of pinned beside decode, % | out, GB/s | SM MHz | W |")
+    yield "|---" + "|---:" * 8 + "|"
+    for mode in report["modes"]:
+        step, moves = mode["step_ms"], mode["mode"] != "none"
+        yield "| " + " | ".join([
+            MOVE_NAMES[mode["mode"]].format(**report),
+            f"{step['median']:.3f} ({step['p10']:.3f}, {step['p90']:.3f})",
+            percent_text(mode["step_over_none"], 1) if moves else "",
+            f"{mode['in_gb_per_s']['median']:.1f}" if moves else "",
+            f"{100 * mode['in_over_pinned']['median']:.1f}" if moves else "",
+            f"{100 * mode['in_over_pinned_beside_decode']['median']:.1f}" if moves else "",
+            f"{mode['out_gb_per_s']['median']:.1f}" if mode["out_gb_per_s"]["median"] else "",
+            f"{mode['sm_clock_mhz']:.0f}" if gpu else "", f"{mode['watts']:.0f}" if gpu else ""]) + " |"
+    yield ""
+
+
 def make_tables(root):
     lines, sensitivities = [], []
     for path in sorted(glob.glob(os.path.join(root, RESULTS))):
@@ -303,6 +353,9 @@ def make_tables(root):
     for path in sorted(glob.glob(os.path.join(root, TIERS))):
         if not path.endswith("-sim.json"):
             lines.extend(make_tiers(root, path))
+    for path in sorted(glob.glob(os.path.join(root, MOVES)),
+                       key=lambda path: read_whole(path)["block_bytes"]):
+        lines.extend(make_moves(root, path))
     return "\n".join(lines or ["There are no result files yet.", ""])
 
 

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
+#include "base/symbol.h"
 #include "bench/cuda/bench_image.h"
 #include "cli/output.h"
 
@@ -41,13 +42,12 @@ bool gpu_open(int device_idx, struct gpu *gpu)
         return false;
     }
     for (size_t i = 0; i < sizeof(gpu_calls) / sizeof(gpu_calls[0]); i++) {
-        void *symbol = dlsym(opened.library, gpu_calls[i].symbol);
-        if (symbol == NULL) {
+        if (!symbol_find(opened.library, gpu_calls[i].symbol,
+                         (unsigned char *)&opened + gpu_calls[i].offset)) {
             output_error("CUDA: the driver has no %s", gpu_calls[i].symbol);
             dlclose(opened.library);
             return false;
         }
-        memcpy((unsigned char *)&opened + gpu_calls[i].offset, &symbol, sizeof(symbol));
     }
     bool is_ok = GPU_CALL(&opened, init, 0) &&
                  GPU_CALL(&opened, device_get, &opened.device, device_idx) &&

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/symbol.h"
 #include "cli/output.h"
 
 /* Declarations of our own, after cublasLt.h of CUDA 13: the structs are opaque blocks of that size.
@@ -80,15 +81,13 @@ static bool check(cublaslt_status status, const char *call)
     return status == 0;
 }
 
-static bool find_symbol(void *library, const char *name, void *field, size_t field_bytes)
+static bool find_symbol(void *library, const char *name, void *function)
 {
-    void *symbol = dlsym(library, name);
-    if (symbol == NULL) {
+    bool is_found = symbol_find(library, name, function);
+    if (!is_found) {
         output_error("cublasLt: no %s in the library", name);
-        return false;
     }
-    memcpy(field, &symbol, field_bytes);
-    return true;
+    return is_found;
 }
 
 bool cublaslt_open(const char *path, struct cublaslt **lt)
@@ -113,11 +112,9 @@ bool cublaslt_open(const char *path, struct cublaslt **lt)
         free(opened);
         return false;
     }
-    bool is_complete = find_symbol(opened->library, "cublasLtGetVersion", &opened->get_version,
-                                   sizeof(opened->get_version));
+    bool is_complete = find_symbol(opened->library, "cublasLtGetVersion", &opened->get_version);
 #define CUBLASLT_FIND(field, symbol, arguments) \
-    is_complete = is_complete &&                \
-                  find_symbol(opened->library, #symbol, &opened->field, sizeof(opened->field));
+    is_complete = is_complete && find_symbol(opened->library, #symbol, &opened->field);
     CUBLASLT_CALL_LIST(CUBLASLT_FIND)
 #undef CUBLASLT_FIND
     if (!is_complete || !check(opened->create(&opened->handle), "cublasLtCreate")) {

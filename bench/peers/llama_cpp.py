@@ -49,6 +49,7 @@ def parse_arguments():
     parser.add_argument("--generate", type=numbers, required=True)
     parser.add_argument("--depths", type=numbers, required=True)
     parser.add_argument("--pairs", type=int, required=True)
+    parser.add_argument("--cpu", default="auto")
     parser.add_argument("--output")
     parser.add_argument("files", nargs="+")
     arguments = parser.parse_args()
@@ -83,7 +84,8 @@ class Contest:
     def __init__(self, arguments, path):
         self.programs = {
             PEER: [os.path.join(arguments.llama_cpp, "build", "bin", "llama-bench"), "-m", path],
-            OURS: [arguments.imbrex, "bench", "model", "-m", path, "--no-roofs"],
+            OURS: [arguments.imbrex, "bench", "model", "-m", path, "--no-roofs",
+                   "--device", "cpu", "--cpu", arguments.cpu],
         }
         self.machine = self.kernels = self.peer_build = None
 
@@ -112,18 +114,35 @@ class Contest:
         }
 
 
-def measure(arguments, path):
+def write_report(arguments, build, machine, rows):
+    """After each row, so that a run that is broken off leaves those it has."""
+    if not arguments.output:
+        return
+    report = {
+        "benchmark": "llama_cpp",
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": machine,
+        "llama_cpp": build,
+        "pairs": arguments.pairs,
+        "rows": rows,
+    }
+    with open(arguments.output + ".part", "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=1)
+        file.write("\n")
+    os.replace(arguments.output + ".part", arguments.output)
+
+
+def measure(arguments, path, build, rows):
     contest = Contest(arguments, path)
-    rows = []
     for name, threads, options in tests(arguments):
         row = contest.row(name, threads, options, arguments.pairs)
         row = {"file": os.path.basename(path), "file_bytes": os.path.getsize(path), **row}
         rows.append(row)
+        write_report(arguments, build, contest.machine, rows)
         print(f"| {row['file'][:32]:<32} | {threads:>7} | {name:<14} | "
               f"{row['peer']['median']:>9.2f} | {row['ours']['median']:>9.2f} | "
               f"{row['ratio']['median']:>5.3f} | {row['ratio']['p10']:.3f}-"
               f"{row['ratio']['p90']:.3f} |", flush=True)
-    return contest, rows
 
 
 def main():
@@ -144,20 +163,7 @@ def main():
           "|------:|-------------|", flush=True)
     rows = []
     for path in arguments.files:
-        contest, more = measure(arguments, path)
-        rows += more
-    if arguments.output:
-        report = {
-            "benchmark": "llama_cpp",
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "machine": contest.machine,
-            "llama_cpp": build,
-            "pairs": arguments.pairs,
-            "rows": rows,
-        }
-        with open(arguments.output, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
-            file.write("\n")
+        measure(arguments, path, build, rows)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ Times llama.cpp and imbrex in turns on each file and prints the medians of the p
   -B       build only, and print the folder of its programs
   -q TYPE  let llama-quantize make a file of a type, such as Q4_K_M, instead of timing
   -i FILE  the program of imbrex       (default build/imbrex)
+  -k KIND  kernels of imbrex, as its --cpu: bf16 rounds activations as llama.cpp does where the CPU
+           has bf16 dot products (default auto)
   -t LIST  threads                     (default: all CPUs)
   -p LIST  prompt tokens; 0: none      (default 512)
   -n LIST  generated tokens; 0: none   (default 128)
@@ -29,8 +31,8 @@ fail() {
 
 cache=${XDG_CACHE_HOME:-${HOME:-.}/.cache}/imbrex
 version= jobs=$(nproc 2>/dev/null || echo 1) build_only= quantize= imbrex=build/imbrex
-threads=$jobs prompt=512 generate=128 depths=0 pairs=10 output=
-while getopts c:v:j:Bq:i:t:p:n:d:r:o:h option; do
+kernels=auto threads=$jobs prompt=512 generate=128 depths=0 pairs=10 output=
+while getopts c:v:j:Bq:i:k:t:p:n:d:r:o:h option; do
     case $option in
     c) cache=$OPTARG ;;
     v) version=$OPTARG ;;
@@ -38,6 +40,7 @@ while getopts c:v:j:Bq:i:t:p:n:d:r:o:h option; do
     B) build_only=1 ;;
     q) quantize=$OPTARG ;;
     i) imbrex=$OPTARG ;;
+    k) kernels=$OPTARG ;;
     t) threads=$OPTARG ;;
     p) prompt=$OPTARG ;;
     n) generate=$OPTARG ;;
@@ -164,6 +167,6 @@ elif [ -n "$quantize" ]; then
     mv "$2.part" "$2"
 else
     exec python3 "$(dirname "$0")/llama_cpp.py" --llama-cpp "$folder" --imbrex "$imbrex" \
-        --threads "$threads" --prompt "$prompt" --generate "$generate" --depths "$depths" \
-        --pairs "$pairs" ${output:+--output "$output"} -- "$@"
+        --cpu "$kernels" --threads "$threads" --prompt "$prompt" --generate "$generate" \
+        --depths "$depths" --pairs "$pairs" ${output:+--output "$output"} -- "$@"
 fi

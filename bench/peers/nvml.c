@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/symbol.h"
+
 /* Declarations of our own, after NVML's reference manual; 0 is success everywhere. */
 enum { NVML_CLOCK_SM_ID = 1, NVML_TEMPERATURE_GPU_ID = 0 };
 
@@ -27,16 +29,6 @@ struct nvml {
 #undef NVML_FIELD
 };
 
-static bool find_symbol(void *library, const char *name, void *field, size_t field_bytes)
-{
-    void *symbol = dlsym(library, name);
-    if (symbol == NULL) {
-        return false;
-    }
-    memcpy(field, &symbol, field_bytes);
-    return true;
-}
-
 struct nvml *nvml_open(const char *pci_bus_id)
 {
     struct nvml *nvml = calloc(1, sizeof(*nvml));
@@ -46,8 +38,7 @@ struct nvml *nvml_open(const char *pci_bus_id)
     nvml->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     bool is_complete = nvml->library != NULL;
 #define NVML_FIND(field, symbol, arguments) \
-    is_complete =                           \
-        is_complete && find_symbol(nvml->library, #symbol, &nvml->field, sizeof(nvml->field));
+    is_complete = is_complete && symbol_find(nvml->library, #symbol, &nvml->field);
     NVML_CALL_LIST(NVML_FIND)
 #undef NVML_FIND
     nvml->is_initialized = is_complete && nvml->init() == 0;

@@ -35,7 +35,8 @@ LogFunction = ctypes.CFUNCTYPE(None, c_void_p, c_enum, c_char_p)
 
 class Error(ctypes.Structure):
     c_name = "imbrex_error"
-    _fields_ = [("status", c_enum), ("message", c_char * ERROR_MESSAGE_BYTES)]
+    _fields_ = [("status", c_enum), ("field", c_char_p),
+                ("message", c_char * ERROR_MESSAGE_BYTES)]
 
 
 class ModelOptions(ctypes.Structure):

@@ -58,7 +58,16 @@ def library() -> Any:
     return _loaded if _loaded is not None else load()
 
 
+# What parameters are called that set fields of other names.
+_PARAMETERS = {"prompt_ids": "prompt", "prompt_text": "prompt", "timeout_ns": "timeout"}
+
+
 def check(status: int, err: _abi.Error) -> None:
-    """Raises what a call reported."""
-    if status != Status.OK:
-        raise Error(status, err.message.decode("utf-8", "replace"))
+    """Raises what a call reported, under the name of the parameter that it is about."""
+    if status == Status.OK:
+        return
+    message = err.message.decode("utf-8", "replace")
+    if err.field is not None:
+        field = err.field.decode()
+        message = _PARAMETERS.get(field, field) + message[len(field):]
+    raise Error(status, message)

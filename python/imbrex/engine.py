@@ -106,6 +106,14 @@ def _optional_text(value: Optional[bytes]) -> Optional[str]:
     return None if value is None else value.decode("utf-8", "replace")
 
 
+def _range_of(number_type: Any) -> str:
+    """What a field of this integer type can hold, as a text."""
+    num_bits = 8 * ctypes.sizeof(number_type)
+    is_signed = number_type(-1).value < 0
+    least = -(1 << (num_bits - 1)) if is_signed else 0
+    return f"{least} to {least + (1 << num_bits) - 1}"
+
+
 def _set_fields(struct: ctypes.Structure, values: Mapping[str, Any]) -> None:
     """Sets numbers; one that does not fit its field is refused instead of cut."""
     types = {field[0]: field[1] for field in struct._fields_}
@@ -128,7 +136,7 @@ def _set_fields(struct: ctypes.Structure, values: Mapping[str, Any]) -> None:
                 _refuse(name, "an integer", value)
             setattr(struct, name, number)
             if getattr(struct, name) != number:
-                raise Error(Status.INVALID_ARGUMENT, f"{name}: {number} is out of range")
+                _refuse(name, _range_of(types[name]), number)
 
 
 # ---- ownership --------------------------------------------------------------------------------
@@ -490,12 +498,20 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """All continuations of one prompt, and what they took."""
+    """All continuations of one prompt, and what they took.
+
+    num_cached_tokens: of the prompt, found in the prefix cache. num_host_tokens, num_disk_tokens,
+    num_remote_tokens: of these, the ones that came up from RAM, the disk or the server since they
+    were last used.
+    """
 
     choices: list[Choice]
     num_prompt_tokens: int
     num_cached_tokens: int
     ttft_ns: int
+    num_host_tokens: int = 0
+    num_disk_tokens: int = 0
+    num_remote_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -617,8 +633,12 @@ class Generation(_Uncopyable, Iterator[Token]):
         if self._num_logprobs is None or self._num_logprobs < 0:
             for choice in choices:
                 choice["logprobs"] = None
-        return Result([Choice(**choice) for choice in choices], metrics.num_prompt_tokens,
-                      metrics.num_cached_tokens, metrics.ttft_ns)
+        return Result([Choice(**choice) for choice in choices],
+                      num_prompt_tokens=metrics.num_prompt_tokens,
+                      num_cached_tokens=metrics.num_cached_tokens, ttft_ns=metrics.ttft_ns,
+                      num_host_tokens=metrics.num_host_tokens,
+                      num_disk_tokens=metrics.num_disk_tokens,
+                      num_remote_tokens=metrics.num_remote_tokens)
 
     def __enter__(self) -> Generation:
         return self
@@ -652,7 +672,9 @@ class Engine(_Uncopyable):
     batch_invariant: whether a request's bits may not depend on others; None: on on a CPU.
     compute: "auto", "f32" or "bf16" (GPU only).
     kv_dtype: what keys and values are kept in: "auto", "fp32", "fp16", "bf16", "int8" or "fp8".
-    Raises Error: INVALID_ARGUMENT, UNSUPPORTED or OUT_OF_MEMORY.
+    Raises Error: INVALID_ARGUMENT for a value that breaks a rule, NOT_FOUND for a policy or a file
+        of the secret that is not there, IO for a folder or file that cannot be used, UNSUPPORTED,
+        OUT_OF_MEMORY.
     """
 
     def __init__(self, model: Union[Model, Path, None] = BUILTIN, *, device: str = "cpu",

@@ -29,7 +29,7 @@ class Error(Exception):
 
     status: what kind of failure, a member of Status (an int that is none of them, should a newer
         library know more).
-    message: one line that names the field or file, what was expected and what was found.
+    message: one line that names the parameter or file, what was expected and what was found.
     """
 
     def __init__(self, status: int, message: str) -> None:

@@ -138,6 +138,22 @@ def test_paths(tmp_path):
         imbrex.Model(tmp_path / "none there")
 
 
+# Fault: what a prompt found below the cache is not told, or is told of another tier.
+def test_tiers(tmp_path):
+    options = {"num_threads": 1, "kv_disk_path": tmp_path, "kv_disk_bytes": 1 << 27}
+    prompt = list(range(300, 365))
+    with imbrex.Engine(**options) as engine:
+        cold = engine.generate(prompt, max_tokens=3).result()
+        again = engine.generate(prompt, max_tokens=3).result()
+    with imbrex.Engine(**options) as engine:
+        warm = engine.generate(prompt, max_tokens=3).result()
+    assert (cold.num_cached_tokens, cold.num_disk_tokens) == (0, 0)
+    assert (again.num_cached_tokens, again.num_disk_tokens) == (64, 0)
+    assert (warm.num_cached_tokens, warm.num_disk_tokens) == (64, 64)
+    assert warm.num_host_tokens == warm.num_remote_tokens == 0
+    assert warm.token_ids == cold.token_ids
+
+
 # Fault: a field of Sampling that never reaches the library.
 @pytest.mark.parametrize("changes", [
     {"stop": "girl"}, {"stop": ["no such text", "girl"]}, {"max_tokens": 3},
@@ -180,6 +196,27 @@ def test_timeout(engine):
     (lambda e: imbrex.Engine(num_threads=-1), "INVALID_ARGUMENT", "num_threads"),
     (lambda e: imbrex.Engine(context_size=2**40), "INVALID_ARGUMENT", "context_size"),
     (lambda e: imbrex.Engine(kv_policy="none such"), "NOT_FOUND", "policy"),
+    (lambda e: imbrex.Engine(kv_policy=""), "NOT_FOUND", "kv_policy: expected none or one of"),
+    (lambda e: imbrex.Engine(kv_host_bytes=-1), "INVALID_ARGUMENT",
+     "kv_host_bytes: expected 0 to 18446744073709551615, found -1"),
+    (lambda e: imbrex.Engine(kv_disk_bytes=-5, kv_disk_path="x"), "INVALID_ARGUMENT",
+     "kv_disk_bytes: expected 0 to 18446744073709551615, found -5"),
+    (lambda e: imbrex.Engine(kv_disk_path="", kv_disk_bytes=1 << 30), "INVALID_ARGUMENT",
+     "kv_disk_path: expected a folder, found an empty text"),
+    (lambda e: imbrex.Engine(kv_disk_path="x"), "INVALID_ARGUMENT",
+     "kv_disk_path: expected kv_disk_bytes with it"),
+    (lambda e: imbrex.Engine(kv_disk_bytes=1 << 30), "INVALID_ARGUMENT",
+     "kv_disk_bytes: expected a kv_disk_path with it"),
+    (lambda e: imbrex.Engine(kv_disk_path="/proc/none", kv_disk_bytes=1 << 30), "IO",
+     "kv_disk_path: KV folder /proc/none: "),
+    (lambda e: imbrex.Engine(kv_host_bytes=1 << 30, kv_policy="none"), "INVALID_ARGUMENT",
+     "kv_policy: expected one that keeps blocks"),
+    (lambda e: imbrex.Engine(kv_prefetch_percent=-1), "INVALID_ARGUMENT",
+     "kv_prefetch_percent: expected a number in [0, 100], found -1"),
+    (lambda e: imbrex.Engine(kv_disk_zstd_level=20), "INVALID_ARGUMENT",
+     "kv_disk_zstd_level: expected a number in [0, 19], found 20"),
+    (lambda e: imbrex.Engine(kv_remote_secret_path="x"), "INVALID_ARGUMENT",
+     "kv_remote_secret_path: expected the address"),
     (lambda e: imbrex.Engine(compute="f16"), "INVALID_ARGUMENT", "compute"),
     (lambda e: imbrex.Engine(device="cuda:99999999999"), "INVALID_ARGUMENT", "device"),
     (lambda e: e.generate(PROMPT, top_p=2.0), "INVALID_ARGUMENT", "top_p"),
@@ -187,7 +224,8 @@ def test_timeout(engine):
     (lambda e: e.generate(PROMPT, max_tokens="7"), "INVALID_ARGUMENT", "max_tokens"),
     (lambda e: e.generate([]), "INVALID_ARGUMENT", "prompt"),
     (lambda e: e.generate([2**33]), "INVALID_ARGUMENT", "prompt"),
-    (lambda e: e.generate([-5]), "INVALID_ARGUMENT", "-5"),
+    (lambda e: e.generate([-5]), "INVALID_ARGUMENT", "prompt[0]: expected an id in [0, 512), "
+     "found -5"),
     (lambda e: e.generate("\ud800"), "INVALID_ARGUMENT", "prompt"),
     (lambda e: e.generate("a" * 100000), "CAPACITY", ""),
     (lambda e: e.generate(PROMPT, stop=["a\0"]), "INVALID_ARGUMENT", "stop"),

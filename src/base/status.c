@@ -40,6 +40,21 @@ enum imbrex_status error_set(struct imbrex_error *err, enum imbrex_status status
         line_format(err->message, sizeof(err->message), format, args);
         va_end(args);
         err->status = status;
+        err->field = NULL;
+    }
+    return status;
+}
+
+enum imbrex_status error_set_field(struct imbrex_error *err, enum imbrex_status status,
+                                   const char *field, const char *format, ...)
+{
+    if (err) {
+        va_list args;
+        va_start(args, format);
+        line_format(err->message, sizeof(err->message), format, args);
+        va_end(args);
+        (void)error_set(err, status, "%s%s", field, err->message);
+        err->field = field;
     }
     return status;
 }

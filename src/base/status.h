@@ -30,6 +30,12 @@
 enum imbrex_status error_set(struct imbrex_error *err, enum imbrex_status status,
                              const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* error_set of a message that begins with a field of an options struct, a literal: `format` is what
+ * follows it, such as ": expected ...". */
+enum imbrex_status error_set_field(struct imbrex_error *err, enum imbrex_status status,
+                                   const char *field, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
 /* error_set for an allocation of num_bytes that failed; `what` says what it was for. */
 enum imbrex_status error_out_of_memory(struct imbrex_error *err, const char *what,
                                        size_t num_bytes);

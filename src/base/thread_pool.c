@@ -249,9 +249,9 @@ enum imbrex_status thread_pool_create(int32_t num_threads, struct thread_pool **
                                       struct imbrex_error *err)
 {
     if (num_threads < 1 || num_threads > THREAD_POOL_MAX_THREADS) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "num_threads: expected a number in [1, %d], found %d",
-                         THREAD_POOL_MAX_THREADS, (int)num_threads);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "num_threads",
+                               ": expected a number in [1, %d], found %d", THREAD_POOL_MAX_THREADS,
+                               (int)num_threads);
     }
     int32_t num_workers = num_threads - 1;
     size_t num_bytes = sizeof(struct thread_pool) + (size_t)num_workers * sizeof(struct worker);

@@ -118,6 +118,7 @@ static const struct option_spec bench_options[] = {
              "first",
      .offset = offsetof(struct bench_settings, clip)},
     {.long_name = "n",
+     .fields = "num_choices",
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
      .group = "Load",
@@ -133,6 +134,7 @@ static const struct option_spec bench_options[] = {
      .default_text = "all 0",
      .offset = offsetof(struct bench_settings, priority_mix)},
     {.long_name = "temp",
+     .fields = "temperature",
      .argument = "T",
      .type = OPTION_TYPE_REAL,
      .group = "Load",
@@ -155,6 +157,7 @@ static const struct option_spec bench_options[] = {
      .offset = offsetof(struct bench_settings, warmup)},
     ENGINE_OPTION_CTX_SIZE(struct bench_settings, "the longest request"),
     {.long_name = "kv-tokens",
+     .fields = "kv_cache_tokens",
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
      .group = "Engine",
@@ -165,16 +168,9 @@ static const struct option_spec bench_options[] = {
      .max = IMBREX_MAX_KV_CACHE_TOKENS,
      .offset = offsetof(struct bench_settings, kv_tokens)},
     ENGINE_OPTION_KV_POLICY(struct bench_settings, "lru; none with --compare-invariant"),
-    {.long_name = "max-running",
-     .argument = "N",
-     .type = OPTION_TYPE_INTEGER,
-     .group = "Engine",
-     .help = "sequences in one step",
-     .default_text = "the engine's",
-     .min = 1,
-     .max = IMBREX_MAX_RUNNING,
-     .offset = offsetof(struct bench_settings, max_running)},
+    ENGINE_OPTION_MAX_RUNNING(struct bench_settings),
     {.long_name = "max-step-tokens",
+     .fields = "max_step_tokens",
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
      .group = "Engine",
@@ -554,7 +550,15 @@ static int create_engines(struct bench_state *state)
     int exit_code = choose_engine_options(state, &options);
 
     if (exit_code == EXIT_CODE_OK) {
+        const struct engine_settings *settings = &state->settings->engine;
+        exit_code = engine_settings_check_prefetch(settings, engine_settings_has_tiers(settings),
+                                                   options.kv_policy);
+    }
+    if (exit_code == EXIT_CODE_OK) {
         exit_code = engine_settings_choose_tiers(&state->settings->engine, kv_folder, &options);
+        state->report.kv_remote = engine_settings_remote_place(&state->settings->engine);
+        state->report.kv_disk_zstd_level = options.kv_disk_zstd_level;
+        state->report.kv_prefetch_percent = options.kv_prefetch_percent;
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = create_engine(state, &options, &state->engine);
@@ -674,7 +678,7 @@ static int show_report(struct bench_state *state, size_t num_failed, const char 
     }
     if (exit_code == EXIT_CODE_OK && num_failed > 0) {
         output_error("bench engine: %zu request%s failed; the first: %s", num_failed,
-                     num_failed == 1 ? "" : "s", first_failure);
+                     output_plural((uint64_t)num_failed), first_failure);
         exit_code = EXIT_CODE_FAILURE;
     }
     return exit_code;

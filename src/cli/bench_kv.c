@@ -181,6 +181,7 @@ static const struct option_spec kv_options[] = {
      .max = MAX_ROUNDS,
      .offset = offsetof(struct kv_settings, rounds)},
     {.long_name = "kv-tokens",
+     .fields = "kv_cache_tokens",
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
      .group = "Engine",
@@ -189,15 +190,7 @@ static const struct option_spec kv_options[] = {
      .min = 2,
      .max = IMBREX_MAX_KV_CACHE_TOKENS,
      .offset = offsetof(struct kv_settings, kv_tokens)},
-    {.long_name = "max-running",
-     .argument = "N",
-     .type = OPTION_TYPE_INTEGER,
-     .group = "Engine",
-     .help = "sequences in one step",
-     .default_text = "the engine's",
-     .min = 1,
-     .max = IMBREX_MAX_RUNNING,
-     .offset = offsetof(struct kv_settings, max_running)},
+    ENGINE_OPTION_MAX_RUNNING(struct kv_settings),
     {.long_name = "tiers",
      .type = OPTION_TYPE_FLAG,
      .group = "Engine",
@@ -206,6 +199,7 @@ static const struct option_spec kv_options[] = {
              "cache, as much for RAM, and room for twice all of them on the disk",
      .offset = offsetof(struct kv_settings, tiers)},
     {.long_name = "kv-host",
+     .fields = "kv_host_bytes",
      .argument = "SIZE",
      .type = OPTION_TYPE_STRING,
      .group = "Engine",
@@ -215,6 +209,7 @@ static const struct option_spec kv_options[] = {
      .default_text = "none, but for --tiers",
      .offset = offsetof(struct kv_settings, engine.kv_host)},
     {.long_name = "kv-disk",
+     .fields = "kv_disk_path kv_disk_bytes kv_disk_zstd_level",
      .argument = "DIR:SIZE",
      .type = OPTION_TYPE_STRING,
      .group = "Engine",
@@ -223,6 +218,7 @@ static const struct option_spec kv_options[] = {
      .default_text = "none, but for --tiers, which uses " DEFAULT_FOLDER,
      .offset = offsetof(struct kv_settings, engine.kv_disk)},
     {.long_name = "kv-prefetch",
+     .fields = "kv_prefetch_percent",
      .argument = "PERCENT",
      .type = OPTION_TYPE_INTEGER,
      .group = "Engine",
@@ -385,9 +381,13 @@ static int32_t choose_context_size(struct kv_bench *bench)
 static int choose_tiers(struct kv_bench *bench, int64_t distinct_tokens)
 {
     struct imbrex_engine_options *options = &bench->options;
-    int exit_code =
-        engine_settings_choose_tiers(&bench->settings->engine, bench->kv_folder, options);
+    const struct engine_settings *settings = &bench->settings->engine;
+    bool has_tiers = bench->settings->tiers || engine_settings_has_tiers(settings);
+    int exit_code = engine_settings_check_prefetch(settings, has_tiers, NULL);
 
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_choose_tiers(settings, bench->kv_folder, options);
+    }
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }

@@ -57,12 +57,14 @@ void kv_bench_print(const struct kv_bench *bench)
 
     output_printf("model         ");
     output_escaped(bench->description.path, strlen(bench->description.path));
-    output_printf("\nengine        %" PRId32 " threads, %s kernels, context %" PRId32 ", %" PRId32
-                  " KV blocks of %" PRId32 " tokens, at most %" PRId32 " running\n",
-                  bench->plan.num_threads, bench->plan.kernels, bench->plan.context_size,
-                  bench->plan.kv_num_blocks, bench->plan.kv_block_size, bench->plan.max_running);
-    output_printf("load          %zu requests, %" PRId64 " different tokens", load->count,
-                  load_plan_distinct_tokens(load));
+    output_printf("\nengine        %" PRId32 " thread%s, %s kernels, context %" PRId32 ", %" PRId32
+                  " KV block%s of %" PRId32 " tokens, at most %" PRId32 " running\n",
+                  bench->plan.num_threads, output_plural((uint64_t)bench->plan.num_threads),
+                  bench->plan.kernels, bench->plan.context_size, bench->plan.kv_num_blocks,
+                  output_plural((uint64_t)bench->plan.kv_num_blocks), bench->plan.kv_block_size,
+                  bench->plan.max_running);
+    output_printf("load          %zu request%s, %" PRId64 " different tokens", load->count,
+                  output_plural(load->count), load_plan_distinct_tokens(load));
     if (load->concurrency > 0) {
         output_printf(", %" PRId64 " at once", load->concurrency);
     }
@@ -158,12 +160,10 @@ int kv_bench_format_json(const struct kv_bench *bench, char **text)
                                       bench->decode_s_per_token)) == 0 &&
         json_object_set_new(root, "interrupted", json_boolean(signals_interrupt() != 0)) == 0 &&
         json_object_set(root, "runs", runs) == 0 && is_good;
-    *text = is_good ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(runs);
-    json_decref(root);
-    if (*text == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+    if (!is_good) {
+        json_decref(root);
+        root = NULL;
     }
-    return EXIT_CODE_OK;
+    return report_dump(root, REPORT_DIGITS, text);
 }

@@ -129,6 +129,7 @@ static const struct option_spec model_options[] = {
     ENGINE_OPTION_INVARIANT(struct model_settings),
     ENGINE_OPTION_NVTX(struct model_settings),
     {.long_name = "threads",
+     .fields = "num_threads",
      .short_name = 't',
      .argument = "LIST",
      .type = OPTION_TYPE_STRING,
@@ -137,6 +138,7 @@ static const struct option_spec model_options[] = {
      .default_text = "all CPUs of this process",
      .offset = offsetof(struct model_settings, threads)},
     {.long_name = "max-step-tokens",
+     .fields = "max_step_tokens",
      .short_name = 'u',
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
@@ -686,22 +688,21 @@ static int write_report(const struct model_bench *bench)
 {
     bool is_table = bench->settings->format.value == BENCH_FORMAT_TABLE;
     const struct gpu_description *gpu = bench->meter != NULL ? &bench->gpu : NULL;
-    json_t *root = speed_report_root(bench->rows, gpu, signals_interrupt() != 0);
-    char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
-    int exit_code = EXIT_CODE_OK;
+    char *text;
+    int exit_code = report_dump(speed_report_root(bench->rows, gpu, signals_interrupt() != 0),
+                                REPORT_DIGITS, &text);
 
-    if (text == NULL) {
-        output_error("out of memory");
-        exit_code = EXIT_CODE_FAILURE;
-    } else if (is_table) {
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
+    }
+    if (is_table) {
         speed_report_print_roofs(bench->rows, gpu != NULL);
     } else {
         output_printf("%s\n", text);
     }
-    if (exit_code == EXIT_CODE_OK && bench->json_file != NULL) {
-        exit_code = report_write(bench->settings->json, bench->json_file, root);
+    if (bench->json_file != NULL) {
+        exit_code = report_write_text(bench->settings->json, bench->json_file, text);
     }
-    json_decref(root);
     free(text);
     return exit_code;
 }

@@ -22,7 +22,7 @@ struct chat_settings {
     struct engine_settings engine;
     struct generation_settings generation;
     const char *system, *chat_template;
-    bool verbose;
+    bool verbose, quiet;
 };
 
 static const struct chat_settings chat_defaults = {.engine = ENGINE_SETTINGS_DEFAULT};
@@ -53,6 +53,12 @@ static const struct option_spec chat_options[] = {
      .group = "Messages",
      .help = "print sampling, and statistics of each reply, to standard error",
      .offset = offsetof(struct chat_settings, verbose)},
+    {.long_name = "quiet",
+     .short_name = 'q',
+     .type = OPTION_TYPE_FLAG,
+     .group = "Messages",
+     .help = "print neither notes nor a bar to standard error",
+     .offset = offsetof(struct chat_settings, quiet)},
 };
 
 struct chat_state {
@@ -74,10 +80,14 @@ enum next_step {
 };
 
 /* A line in parentheses, for the person at the terminal. */
-__attribute__((format(printf, 1, 2))) static void print_note(const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void print_note(const struct chat_state *state,
+                                                             const char *format, ...)
 {
     va_list arguments;
 
+    if (state->settings->quiet) {
+        return;
+    }
     va_start(arguments, format);
     fputs("(", stderr);
     vfprintf(stderr, format, arguments);
@@ -194,7 +204,7 @@ static int answer(struct chat_state *state)
     report_end(state, &metrics);
     if (metrics.finish_reason == IMBREX_FINISH_REASON_CANCELLED && state->reply.num_bytes == 0) {
         conversation_drop_last(&state->conversation);
-        print_note("stopped before the reply began: your message is not kept");
+        print_note(state, "stopped before the reply began: your message is not kept");
         return EXIT_CODE_OK;
     }
     const char *reply = state->reply.num_bytes > 0 ? state->reply.bytes : "";
@@ -209,7 +219,7 @@ static int clear(struct chat_state *state, const char *argument)
 {
     (void)argument;
     conversation_clear(&state->conversation);
-    print_note("a new conversation");
+    print_note(state, "a new conversation");
     return EXIT_CODE_OK;
 }
 
@@ -219,8 +229,8 @@ static int set_system(struct chat_state *state, const char *argument)
         conversation_set_system(&state->conversation, argument[0] != '\0' ? argument : NULL);
 
     if (exit_code == EXIT_CODE_OK) {
-        print_note(argument[0] != '\0' ? "the system message is set"
-                                       : "there is no system message now");
+        print_note(state, argument[0] != '\0' ? "the system message is set"
+                                              : "there is no system message now");
     }
     return exit_code;
 }
@@ -236,7 +246,7 @@ static int load(struct chat_state *state, const char *argument)
 
     if (exit_code == EXIT_CODE_OK) {
         size_t count = json_array_size(state->conversation.messages);
-        print_note("%zu message%s", count, count == 1 ? "" : "s");
+        print_note(state, "%zu message%s", count, output_plural(count));
     }
     return exit_code;
 }
@@ -332,7 +342,7 @@ static int take_interrupt(struct chat_state *state, enum next_step *next)
         return EXIT_CODE_SIGNAL + signal_number;
     }
     state->was_interrupted = true;
-    print_note("Ctrl-C again, Ctrl-D or /exit ends");
+    print_note(state, "Ctrl-C again, Ctrl-D or /exit ends");
     return EXIT_CODE_OK;
 }
 
@@ -389,7 +399,7 @@ static int converse(struct chat_state *state)
     int exit_code = EXIT_CODE_OK;
 
     if (state->input.is_terminal) {
-        print_note("%s; /help lists commands", state->session.model_name);
+        print_note(state, "%s; /help lists commands", state->session.model_name);
     }
     while (next == NEXT_STEP_GO_ON) {
         exit_code = take_turn(state, &next);
@@ -426,6 +436,11 @@ static int prepare(struct chat_state *state, const char *model)
     size_t num_tokens;
     int exit_code = generation_settings_check(&settings->generation, "chat");
 
+    if (exit_code == EXIT_CODE_OK && settings->verbose && settings->quiet) {
+        output_error("chat: expected one of --verbose and --quiet, found both");
+        return EXIT_CODE_INPUT;
+    }
+    state->session.is_quiet = settings->quiet;
     if (exit_code == EXIT_CODE_OK) {
         exit_code = session_open_model(&state->session, model);
     }

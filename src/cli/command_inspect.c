@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/engine_settings.h"
 #include "cli/output.h"
+#include "cli/report_header.h"
 #include "cli/signals.h"
 #include "imbrex.h"
 #include "imbrex_ops.h"
@@ -205,7 +206,8 @@ static void print_types(const struct inspection *inspection)
 
     for (int32_t i = 0; i < num_types; i++) {
         print_label(i == 0 ? "types" : "");
-        output_printf("%s: %" PRId32 " tensors, %s\n", counts[i].name, counts[i].num_tensors,
+        output_printf("%s: %" PRId32 " tensor%s, %s\n", counts[i].name, counts[i].num_tensors,
+                      output_plural((uint64_t)counts[i].num_tensors),
                       output_format_size(size, counts[i].num_bytes));
     }
 }
@@ -238,8 +240,9 @@ static void print_model(const struct inspection *inspection)
     output_printf("\n");
     if (model->num_sliding_layers > 0) {
         print_label("window");
-        output_printf("%" PRId32 " positions in %" PRId32 " layers\n", model->sliding_window,
-                      model->num_sliding_layers);
+        output_printf("%" PRId32 " position%s in %" PRId32 " layer%s\n", model->sliding_window,
+                      output_plural((uint64_t)model->sliding_window), model->num_sliding_layers,
+                      output_plural((uint64_t)model->num_sliding_layers));
     }
     print_label("norm epsilon");
     output_printf("%g\n", model->rms_norm_eps);
@@ -272,12 +275,12 @@ static void print_plan_head(const struct imbrex_memory_plan *plan)
         output_printf("%s:%" PRId32 ", %s, ", plan->device, plan->device_idx, plan->compute);
     } else {
         output_printf("%" PRId32 " thread%s, ", plan->num_threads,
-                      plan->num_threads == 1 ? "" : "s");
+                      output_plural((uint64_t)plan->num_threads));
     }
     output_printf("%s kernels,\nat most %" PRId32 " sequence%s at once, %" PRId32
                   " waiting request%s\n",
-                  plan->kernels, plan->max_running, plan->max_running == 1 ? "" : "s",
-                  plan->max_waiting, plan->max_waiting == 1 ? "" : "s");
+                  plan->kernels, plan->max_running, output_plural((uint64_t)plan->max_running),
+                  plan->max_waiting, output_plural((uint64_t)plan->max_waiting));
 }
 
 static void print_plan(const struct inspection *inspection)
@@ -299,10 +302,12 @@ static void print_plan(const struct inspection *inspection)
     if (inspection->tuned[0] != '\0') {
         print_string("  tuned plans", inspection->tuned);
     }
-    snprintf(note, sizeof(note), ", %" PRId32 " blocks of %" PRId32 " tokens in %s, policy %s",
-             plan->kv_num_blocks, plan->kv_block_size, plan->kv_dtype, inspection->kv_policy);
+    snprintf(note, sizeof(note), ", %" PRId32 " block%s of %" PRId32 " tokens in %s, policy %s",
+             plan->kv_num_blocks, output_plural((uint64_t)plan->kv_num_blocks), plan->kv_block_size,
+             plan->kv_dtype, inspection->kv_policy);
     print_size("  KV", plan->kv_bytes, note);
-    snprintf(note, sizeof(note), ", steps of %" PRId32 " tokens", plan->max_step_tokens);
+    snprintf(note, sizeof(note), ", steps of %" PRId32 " token%s", plan->max_step_tokens,
+             output_plural((uint64_t)plan->max_step_tokens));
     print_size("  activations", plan->activation_bytes, note);
     print_size("  batches", has_gpu ? staging_bytes : plan->batch_bytes,
                ", inputs and results of a step");
@@ -514,16 +519,7 @@ static int print_json(const struct inspection *inspection)
         "sampling", json_sampling(&inspection->sampling), "memory_plan", json_plan(inspection),
         "tensors", json_tensors(inspection));
     /* json_pack fails only for want of memory: what it packs is made above. */
-    char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(15)) : NULL;
-
-    json_decref(root);
-    if (text == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
-    }
-    output_printf("%s\n", text);
-    free(text);
-    return EXIT_CODE_OK;
+    return report_print(root, 15);
 }
 
 /* ---- command ---- */
@@ -581,19 +577,6 @@ static int describe_tuned(const struct imbrex_engine_options *options,
     return EXIT_CODE_OK;
 }
 
-/* What is behind the password, which is nobody's to see. */
-static const char *without_login(const char *url)
-{
-    const char *place = NULL;
-
-    for (const char *at = url; at != NULL && *at != '\0' && *at != '?'; at++) {
-        if (*at == '@' || (place == NULL && strncmp(at, "://", 3) == 0)) {
-            place = at + (*at == '@' ? 1 : 3);
-        }
-    }
-    return place;
-}
-
 static int inspect(const struct inspect_settings *settings, const struct imbrex_model *model)
 {
     struct inspection inspection = {
@@ -614,7 +597,7 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
         return exit_code;
     }
     inspection.kv_policy = options.kv_policy;
-    inspection.kv_remote = without_login(options.kv_remote_url);
+    inspection.kv_remote = engine_settings_remote_place(&settings->engine);
     exit_code = engine_settings_plan(model, &options, &inspection.plan);
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;

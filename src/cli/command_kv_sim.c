@@ -750,10 +750,10 @@ static void warn_of_bad_lines(const struct imbrex_kv_sim_result *result)
     for (size_t i = 0; i < result->num_traces; i++) {
         const struct imbrex_kv_sim_trace *trace = &result->traces[i];
         if (trace->num_bad_lines > 0) {
-            output_warning("kv-sim: %s: %" PRId64 " line%s skipped; the first is line %" PRId64
-                           ": %s",
-                           trace->trace, trace->num_bad_lines, trace->num_bad_lines == 1 ? "" : "s",
-                           trace->first_bad_line, trace->first_bad_reason);
+            output_warning(
+                "kv-sim: %s: %" PRId64 " line%s skipped; the first is line %" PRId64 ": %s",
+                trace->trace, trace->num_bad_lines, output_plural((uint64_t)trace->num_bad_lines),
+                trace->first_bad_line, trace->first_bad_reason);
         }
     }
 }

@@ -144,9 +144,10 @@ static void print_result(const struct perplexity_state *state)
         output_printf("{\"nll\": %.9g, \"perplexity\": %.9g, \"tokens\": %zu}\n", nll, exp(nll),
                       state->score.num_scored);
     } else {
-        output_printf("nll %.6f per token, perplexity %.4f, %zu tokens scored in windows of "
+        output_printf("nll %.6f per token, perplexity %.4f, %zu token%s scored in windows of "
                       "%" PRId64 "\n",
-                      nll, exp(nll), state->score.num_scored, state->window);
+                      nll, exp(nll), state->score.num_scored,
+                      output_plural(state->score.num_scored), state->window);
     }
 }
 

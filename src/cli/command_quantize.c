@@ -15,6 +15,7 @@
 #include "cli/input.h"
 #include "cli/output.h"
 #include "cli/progress_bar.h"
+#include "cli/report_header.h"
 #include "cli/score.h"
 #include "cli/signals.h"
 #include "imbrex.h"
@@ -212,7 +213,8 @@ static void print_totals(const struct quantize_state *state,
                        ? 100.0 * (double)report->to_bytes / (double)report->from_bytes
                        : 100.0;
 
-    output_printf("\n%" PRId32 " tensors: %s -> %s, %.1f %%, rms error %.3g\n", report->num_tensors,
+    output_printf("\n%" PRId32 " tensor%s: %s -> %s, %.1f %%, rms error %.3g\n",
+                  report->num_tensors, output_plural((uint64_t)report->num_tensors),
                   output_format_size(from, (size_t)report->from_bytes),
                   output_format_size(to, (size_t)report->to_bytes), ratio, report->rms_error);
     output_printf("file: %s\n", output_format_size(file, (size_t)report->file_bytes));
@@ -234,16 +236,7 @@ static int print_json(struct quantize_state *state, const struct imbrex_quantize
                   "file_bytes", (json_int_t)report->file_bytes, "rms_error", report->rms_error,
                   "nll_before", is_scored ? json_real(state->nll_before) : json_null(), "nll_after",
                   is_scored ? json_real(state->nll_after) : json_null());
-    char *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
-
-    json_decref(root);
-    if (text == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
-    }
-    output_printf("%s\n", text);
-    free(text);
-    return EXIT_CODE_OK;
+    return report_print(root, REPORT_DIGITS);
 }
 
 /* ---- command ---- */

@@ -126,7 +126,7 @@ static void print_tokens(const struct imbrex_tokenizer *tokenizer, const int32_t
         }
         output_printf(imbrex_token_is_special(tokenizer, token_ids[i]) ? "' special\n" : "'\n");
     }
-    output_printf("%zu token%s\n", num_tokens, num_tokens == 1 ? "" : "s");
+    output_printf("%zu token%s\n", num_tokens, output_plural((uint64_t)num_tokens));
 }
 
 static int tokenize_text(const struct tokenize_state *state, const char *text, size_t num_bytes)

@@ -274,6 +274,19 @@ static int read_kv_disk(const char *text, char folder[ENGINE_MAX_PATH_BYTES],
     }
     memcpy(folder, text, length);
     folder[length] = '\0';
+    if (strncmp(folder, "~/", 2) == 0) {
+        output_error("--kv-disk: expected a folder whose ~ the shell has replaced, as it does in "
+                     "--kv-disk ~/... without = and quotes, found \"%s\"",
+                     folder);
+        return EXIT_CODE_INPUT;
+    }
+    const char *last_comma = strrchr(folder, ',');
+    int32_t ignored;
+    if (last_comma != NULL && read_zstd(last_comma + 1, &ignored)) {
+        output_error("--kv-disk: expected %s behind the size, found it behind the folder in \"%s\"",
+                     last_comma + 1, text);
+        return EXIT_CODE_INPUT;
+    }
     (void)snprintf(size, sizeof(size), "%.*s",
                    comma != NULL ? (int)(comma - colon) - 1 : (int)sizeof(size), colon + 1);
     return read_size("kv-disk", size, &options->kv_disk_bytes);
@@ -286,7 +299,7 @@ static int report_failure(const struct imbrex_engine_options *options, struct im
     bool is_missing =
         err->status == IMBREX_STATUS_UNSUPPORTED || err->status == IMBREX_STATUS_NOT_FOUND;
 
-    if (is_missing && is_cuda(options->device)) {
+    if (is_missing && err->field == NULL && is_cuda(options->device)) {
         (void)snprintf(named.message, sizeof(named.message), "--device %s: %.*s", options->device,
                        (int)sizeof(named.message) - 32, err->message);
     }
@@ -326,6 +339,46 @@ int engine_settings_choose_tiers(const struct engine_settings *settings,
     return exit_code;
 }
 
+int engine_settings_check_prefetch(const struct engine_settings *settings, bool has_tiers,
+                                   const char *policy)
+{
+    char names[128] = "";
+    size_t length = 0;
+
+    if (!settings->kv_prefetch.given || settings->kv_prefetch.value == 0) {
+        return EXIT_CODE_OK;
+    }
+    if (!has_tiers) {
+        output_error("--kv-prefetch: expected a tier with it that blocks can come up from "
+                     "(--kv-host or --kv-disk), found none");
+        return EXIT_CODE_INPUT;
+    }
+    for (int32_t i = 0; imbrex_kv_policy_name(i) != NULL && length < sizeof(names); i++) {
+        if (imbrex_kv_policy_predicts(imbrex_kv_policy_name(i))) {
+            length += (size_t)snprintf(names + length, sizeof(names) - length, "%s%s",
+                                       length > 0 ? ", " : "", imbrex_kv_policy_name(i));
+        }
+    }
+    if (policy != NULL && !imbrex_kv_policy_predicts(policy)) {
+        output_warning("--kv-prefetch: nothing will come up ahead, since the policy %s expects no "
+                       "blocks; those that do: %s",
+                       policy, names);
+    }
+    return EXIT_CODE_OK;
+}
+
+const char *engine_settings_remote_place(const struct engine_settings *settings)
+{
+    const char *place = NULL;
+
+    for (const char *at = settings->kv_remote; at != NULL && *at != '\0' && *at != '?'; at++) {
+        if (*at == '@' || (place == NULL && strncmp(at, "://", 3) == 0)) {
+            place = at + (*at == '@' ? 1 : 3);
+        }
+    }
+    return place;
+}
+
 bool engine_settings_has_tiers(const struct engine_settings *settings)
 {
     return settings->kv_host != NULL || settings->kv_disk != NULL || settings->kv_remote != NULL ||
@@ -342,6 +395,10 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
     options->kv_policy = engine_settings_policy(settings);
     if (exit_code == EXIT_CODE_OK && settings->kv_blocks != NULL) {
         exit_code = read_kv_tokens(settings->kv_blocks, model, options, &options->kv_cache_tokens);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_check_prefetch(settings, engine_settings_has_tiers(settings),
+                                                   options->kv_policy);
     }
     return exit_code == EXIT_CODE_OK ? engine_settings_choose_tiers(settings, kv_folder, options)
                                      : exit_code;

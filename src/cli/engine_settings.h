@@ -42,10 +42,12 @@ extern const struct option_choice engine_kv_dtype_choices[];
 /* What --ablate takes, with bits of enum imbrex_ablation. */
 extern const struct option_choice engine_ablations[];
 
-/* Lines of an option table, for a settings struct that has a struct engine_settings `engine`. */
+/* Lines of an option table, for a settings struct that has a struct engine_settings `engine`;
+ * ENGINE_OPTION_MAX_RUNNING is for a struct option_integer of its own, `max_running`. */
 /* clang-format off */
 #define ENGINE_OPTION_DEVICE(settings)                                 \
     {.long_name = "device",                                            \
+     .fields = "device",                                               \
      .argument = "NAME",                                               \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
@@ -56,6 +58,7 @@ extern const struct option_choice engine_ablations[];
 
 #define ENGINE_OPTION_COMPUTE(settings)                                \
     {.long_name = "compute",                                           \
+     .fields = "compute",                                              \
      .argument = "TYPE",                                               \
      .type = OPTION_TYPE_CHOICE,                                       \
      .group = "Engine",                                                \
@@ -66,6 +69,7 @@ extern const struct option_choice engine_ablations[];
 
 #define ENGINE_OPTION_KV_DTYPE(settings)                               \
     {.long_name = "kv-dtype",                                          \
+     .fields = "kv_dtype",                                             \
      .argument = "TYPE",                                               \
      .type = OPTION_TYPE_CHOICE,                                       \
      .group = "Engine",                                                \
@@ -93,6 +97,7 @@ extern const struct option_choice engine_ablations[];
 
 #define ENGINE_OPTION_TUNED(settings)                                  \
     {.long_name = "tuned",                                             \
+     .fields = "tuned",                                                \
      .argument = "PATH",                                               \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
@@ -124,6 +129,7 @@ extern const struct option_choice engine_ablations[];
 
 #define ENGINE_OPTION_THREADS(settings)                                \
     {.long_name = "threads",                                           \
+     .fields = "num_threads",                                          \
      .short_name = 't',                                                \
      .argument = "N",                                                  \
      .type = OPTION_TYPE_INTEGER,                                      \
@@ -151,6 +157,7 @@ extern const struct option_choice engine_ablations[];
 
 #define ENGINE_OPTION_CTX_SIZE(settings, default_size)                 \
     {.long_name = "ctx-size",                                          \
+     .fields = "context_size",                                         \
      .short_name = 'c',                                                \
      .argument = "N",                                                  \
      .type = OPTION_TYPE_INTEGER,                                      \
@@ -163,6 +170,7 @@ extern const struct option_choice engine_ablations[];
 
 #define ENGINE_OPTION_KV_POLICY(settings, default_policy)              \
     {.long_name = "kv-policy",                                         \
+     .fields = "kv_policy",                                            \
      .argument = "NAME",                                               \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
@@ -172,8 +180,21 @@ extern const struct option_choice engine_ablations[];
      .default_text = default_policy,                                   \
      .offset = offsetof(settings, engine.kv_policy)}
 
+#define ENGINE_OPTION_MAX_RUNNING(settings)                            \
+    {.long_name = "max-running",                                       \
+     .fields = "max_running",                                          \
+     .argument = "N",                                                  \
+     .type = OPTION_TYPE_INTEGER,                                      \
+     .group = "Engine",                                                \
+     .help = "sequences in one step",                                  \
+     .default_text = "the engine's",                                   \
+     .min = 1,                                                         \
+     .max = IMBREX_MAX_RUNNING,                                        \
+     .offset = offsetof(settings, max_running)}
+
 #define ENGINE_OPTION_KV_BLOCKS(settings)                              \
     {.long_name = "kv-blocks",                                         \
+     .fields = "kv_cache_tokens",                                      \
      .argument = "N|SIZE",                                             \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
@@ -185,6 +206,7 @@ extern const struct option_choice engine_ablations[];
 /* Lines of the tiers below. */
 #define ENGINE_OPTION_KV_TIERS(settings)                               \
     {.long_name = "kv-host",                                           \
+     .fields = "kv_host_bytes",                                        \
      .argument = "SIZE",                                               \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
@@ -193,6 +215,7 @@ extern const struct option_choice engine_ablations[];
      .default_text = "none",                                           \
      .offset = offsetof(settings, engine.kv_host)},                    \
     {.long_name = "kv-disk",                                           \
+     .fields = "kv_disk_path kv_disk_bytes kv_disk_zstd_level",        \
      .argument = "DIR:SIZE[,zstd[=LEVEL]]",                            \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
@@ -203,6 +226,7 @@ extern const struct option_choice engine_ablations[];
      .default_text = "none",                                           \
      .offset = offsetof(settings, engine.kv_disk)},                    \
     {.long_name = "kv-prefetch",                                       \
+     .fields = "kv_prefetch_percent",                                  \
      .argument = "PERCENT",                                            \
      .type = OPTION_TYPE_INTEGER,                                      \
      .min = 0,                                                         \
@@ -213,6 +237,7 @@ extern const struct option_choice engine_ablations[];
      .default_text = "50",                                             \
      .offset = offsetof(settings, engine.kv_prefetch)},                \
     {.long_name = "kv-remote",                                         \
+     .fields = "kv_remote_url",                                        \
      .argument = "URL",                                                \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
@@ -223,6 +248,7 @@ extern const struct option_choice engine_ablations[];
      .default_text = "none",                                           \
      .offset = offsetof(settings, engine.kv_remote)},                  \
     {.long_name = "kv-remote-secret",                                  \
+     .fields = "kv_remote_secret_path",                                \
      .argument = "FILE",                                               \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
@@ -252,6 +278,13 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
 int engine_settings_choose_tiers(const struct engine_settings *settings,
                                  char kv_folder[ENGINE_MAX_PATH_BYTES],
                                  struct imbrex_engine_options *options);
+/* Refuses --kv-prefetch where there is no tier, and warns where the policy, NULL for several, makes
+ * nothing of it. Returns an exit code. */
+int engine_settings_check_prefetch(const struct engine_settings *settings, bool has_tiers,
+                                   const char *policy);
+/* The address of the remote tier without its login, which is nobody's to see, as a part of
+ * --kv-remote; NULL: there is none. */
+const char *engine_settings_remote_place(const struct engine_settings *settings);
 /* Whether any tier below the KV cache was asked for. */
 bool engine_settings_has_tiers(const struct engine_settings *settings);
 /* The policy by name: as given, or the default. */

@@ -223,7 +223,7 @@ static void append_number(char *line, size_t line_bytes, double value)
 static void append_count(char *line, size_t line_bytes, const char *what, int32_t num_tokens)
 {
     append(line, line_bytes, "%s %" PRId32 " token%s", what, num_tokens,
-           num_tokens == 1 ? "" : "s");
+           output_plural((uint64_t)num_tokens));
 }
 
 /* Appends ", 1.2 ms (4166 tokens/s)"; no rate where nothing was timed. */

@@ -24,6 +24,7 @@ struct generation_settings {
 /* clang-format off */
 #define GENERATION_OPTIONS_LENGTH(settings)                                        \
     {.long_name = "max-tokens",                                                    \
+     .fields = "max_tokens",                                                       \
      .short_name = 'n',                                                            \
      .argument = "N",                                                              \
      .type = OPTION_TYPE_INTEGER,                                                  \
@@ -32,12 +33,14 @@ struct generation_settings {
      .max = IMBREX_MAX_CONTEXT_SIZE,                                                    \
      .offset = offsetof(settings, generation.max_tokens)},                         \
     {.long_name = "stop",                                                          \
+     .fields = "stop",                                                             \
      .argument = "TEXT",                                                           \
      .type = OPTION_TYPE_STRINGS,                                                  \
      .group = "Length",                                                            \
      .help = "end before this text; may be given several times",                   \
      .offset = offsetof(settings, generation.stop)},                               \
     {.long_name = "min-tokens",                                                    \
+     .fields = "min_tokens",                                                       \
      .argument = "N",                                                              \
      .type = OPTION_TYPE_INTEGER,                                                  \
      .group = "Length",                                                            \
@@ -52,6 +55,7 @@ struct generation_settings {
 
 #define GENERATION_OPTIONS_SAMPLING(settings)                                                      \
     {.long_name = "temp",                                                                          \
+     .fields = "temperature",                                                                      \
      .argument = "T",                                                                              \
      .type = OPTION_TYPE_REAL,                                                                     \
      .group = "Sampling",                                                                          \
@@ -61,6 +65,7 @@ struct generation_settings {
      .max = 100,                                                                                   \
      .offset = offsetof(settings, generation.temperature)},                                        \
     {.long_name = "top-k",                                                                         \
+     .fields = "top_k",                                                                            \
      .argument = "K",                                                                              \
      .type = OPTION_TYPE_INTEGER,                                                                  \
      .group = "Sampling",                                                                          \
@@ -69,6 +74,7 @@ struct generation_settings {
      .max = INT32_MAX,                                                                             \
      .offset = offsetof(settings, generation.top_k)},                                              \
     {.long_name = "top-p",                                                                         \
+     .fields = "top_p",                                                                            \
      .argument = "P",                                                                              \
      .type = OPTION_TYPE_REAL,                                                                     \
      .group = "Sampling",                                                                          \
@@ -78,6 +84,7 @@ struct generation_settings {
      .above_min = true,                                                                            \
      .offset = offsetof(settings, generation.top_p)},                                              \
     {.long_name = "min-p",                                                                         \
+     .fields = "min_p",                                                                            \
      .argument = "P",                                                                              \
      .type = OPTION_TYPE_REAL,                                                                     \
      .group = "Sampling",                                                                          \
@@ -87,6 +94,7 @@ struct generation_settings {
      .below_max = true,                                                                            \
      .offset = offsetof(settings, generation.min_p)},                                              \
     {.long_name = "repeat-penalty",                                                                \
+     .fields = "repetition_penalty",                                                               \
      .argument = "R",                                                                              \
      .type = OPTION_TYPE_REAL,                                                                     \
      .group = "Sampling",                                                                          \
@@ -96,6 +104,7 @@ struct generation_settings {
      .max = 100,                                                                                   \
      .offset = offsetof(settings, generation.repeat_penalty)},                                     \
     {.long_name = "frequency-penalty",                                                             \
+     .fields = "frequency_penalty",                                                                \
      .argument = "F",                                                                              \
      .type = OPTION_TYPE_REAL,                                                                     \
      .group = "Sampling",                                                                          \
@@ -104,6 +113,7 @@ struct generation_settings {
      .max = 2,                                                                                     \
      .offset = offsetof(settings, generation.frequency_penalty)},                                  \
     {.long_name = "presence-penalty",                                                              \
+     .fields = "presence_penalty",                                                                 \
      .argument = "F",                                                                              \
      .type = OPTION_TYPE_REAL,                                                                     \
      .group = "Sampling",                                                                          \

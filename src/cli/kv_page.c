@@ -585,7 +585,7 @@ static void write_trace(const struct page *page)
         html_markup(page->file,
                     "<p class=\"warn\">%" PRId64 " line%s could not be read and %s skipped; the "
                     "first is line %" PRId64 ": ",
-                    trace->num_bad_lines, trace->num_bad_lines == 1 ? "" : "s",
+                    trace->num_bad_lines, output_plural((uint64_t)trace->num_bad_lines),
                     trace->num_bad_lines == 1 ? "was" : "were", trace->first_bad_line);
         html_text(page->file, trace->first_bad_reason);
         html_markup(page->file, "</p>\n");

@@ -14,6 +14,7 @@
 #include "cli/kv_stacks.h"
 #include "cli/machine.h"
 #include "cli/output.h"
+#include "cli/report_header.h"
 
 /* Columns of a table: a figure, a space, what stands beside it. */
 #define MAIN_COLUMNS 8
@@ -232,11 +233,6 @@ static void print_label(const char *label)
     output_printf("%-14s", label);
 }
 
-static const char *plural(int64_t count)
-{
-    return count == 1 ? "" : "s";
-}
-
 void kv_report_print_head(const struct kv_report *report)
 {
     const struct imbrex_kv_sim_options *options = report->options;
@@ -253,7 +249,7 @@ void kv_report_print_head(const struct kv_report *report)
     print_label("replay");
     output_printf("%s timeline, blocks of %" PRId32 " tokens, %" PRId32 " request%s at once,\n",
                   options->is_live ? "live" : "frozen", options->block_size, options->num_slots,
-                  plural(options->num_slots));
+                  output_plural((uint64_t)options->num_slots));
     print_label("");
     output_printf("the first %g %% of the requests not scored, seed %" PRIu64, 100 * options->warm,
                   options->seed);
@@ -280,11 +276,12 @@ static void print_trace(const struct imbrex_kv_sim_trace *trace)
     output_escaped(trace->trace, strlen(trace->trace));
     output_printf(" (%s)\n", trace->format);
     print_label("");
-    output_printf("%" PRId64 " request%s", trace->num_requests, plural(trace->num_requests));
+    output_printf("%" PRId64 " request%s", trace->num_requests,
+                  output_plural((uint64_t)trace->num_requests));
     /* Some formats do not tell them. */
     if (trace->num_sessions > 0) {
         output_printf(" of %" PRId64 " session%s", trace->num_sessions,
-                      plural(trace->num_sessions));
+                      output_plural((uint64_t)trace->num_sessions));
     }
     output_printf(" in %.0f s,\n", trace->span_s);
     print_label("");
@@ -294,7 +291,7 @@ static void print_trace(const struct imbrex_kv_sim_trace *trace)
     if (trace->num_bad_lines > 0) {
         print_label("skipped");
         output_printf("%" PRId64 " line%s; the first is line %" PRId64 ": ", trace->num_bad_lines,
-                      plural(trace->num_bad_lines), trace->first_bad_line);
+                      output_plural((uint64_t)trace->num_bad_lines), trace->first_bad_line);
         output_escaped(trace->first_bad_reason, strlen(trace->first_bad_reason));
         output_printf("\n");
     }
@@ -517,14 +514,6 @@ void kv_report_print_terms(const struct kv_report *report)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-/* What is not UTF-8, as the name of a file may be, is null. */
-static json_t *json_text(const char *text)
-{
-    json_t *value = text != NULL ? json_string(text) : NULL;
-
-    return value != NULL ? value : json_null();
-}
-
 static json_t *json_number(double value)
 {
     return isfinite(value) ? json_real(value) : json_null();
@@ -545,21 +534,12 @@ static json_t *append(json_t *list, json_t *entry)
     return list;
 }
 
-static json_t *json_machine(void)
-{
-    struct machine machine;
-
-    machine_describe(&machine);
-    return json_pack("{s:o, s:i, s:s, s:s?}", "cpu", json_text(machine.cpu_name), "num_cpus",
-                     (int)machine.num_cpus, "version", machine.version, "commit", machine.commit);
-}
-
 static json_t *json_texts(const char *const *texts, size_t count)
 {
     json_t *list = json_array();
 
     for (size_t i = 0; i < count && list != NULL; i++) {
-        list = append(list, json_text(texts[i]));
+        list = append(list, report_text(texts[i]));
     }
     return list;
 }
@@ -590,7 +570,7 @@ static json_t *json_options(const struct kv_report *report)
         "{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b, s:b, s:o, s:b, s:o, "
         "s:o}",
         "traces", json_texts(options->traces, options->num_traces), "starts",
-        json_text(options->starts), "session_span_s", options->session_span_s, "capacities",
+        report_text(options->starts), "session_span_s", options->session_span_s, "capacities",
         capacities, "block_size", (int)options->block_size, "num_slots", (int)options->num_slots,
         "decode_s_per_token",
         json_given(options->decode_s_per_token, options->decode_s_per_token > 0), "seed",
@@ -610,14 +590,14 @@ static json_t *json_bad_lines(const struct imbrex_kv_sim_trace *trace)
     }
     return json_pack("{s:I, s:I, s:o}", "count", (json_int_t)trace->num_bad_lines, "first_line",
                      (json_int_t)trace->first_bad_line, "first_reason",
-                     json_text(trace->first_bad_reason));
+                     report_text(trace->first_bad_reason));
 }
 
 static json_t *json_trace(const struct imbrex_kv_sim_trace *trace)
 {
     return json_pack(
-        "{s:o, s:s, s:I, s:I, s:I, s:I, s:i, s:f, s:o}", "trace", json_text(trace->trace), "format",
-        trace->format, "num_requests", (json_int_t)trace->num_requests, "num_sessions",
+        "{s:o, s:s, s:I, s:I, s:I, s:I, s:i, s:f, s:o}", "trace", report_text(trace->trace),
+        "format", trace->format, "num_requests", (json_int_t)trace->num_requests, "num_sessions",
         (json_int_t)trace->num_sessions, "num_blocks", (json_int_t)trace->num_blocks, "num_tokens",
         (json_int_t)trace->num_tokens, "trace_block_size", (int)trace->trace_block_size, "span_s",
         trace->span_s, "bad_lines", json_bad_lines(trace));
@@ -718,15 +698,10 @@ int kv_report_format_json(const struct kv_report *report, char **text)
         }
     }
     /* json_pack fails only for want of memory: what it packs is made above. */
-    json_t *root = json_pack("{s:o, s:o, s:o, s:b, s:o}", "machine", json_machine(), "command_line",
-                             json_text(report->command_line), "options", json_options(report),
-                             "interrupted", (int)report->was_interrupted, "tables", tables);
+    json_t *root =
+        json_pack("{s:o, s:o, s:o, s:b, s:o}", "machine", report_machine(), "command_line",
+                  report_text(report->command_line), "options", json_options(report), "interrupted",
+                  (int)report->was_interrupted, "tables", tables);
 
-    *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(root);
-    if (*text == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
-    }
-    return EXIT_CODE_OK;
+    return report_dump(root, REPORT_DIGITS, text);
 }

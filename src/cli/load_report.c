@@ -11,6 +11,8 @@
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "cli/output.h"
+#include "cli/report_header.h"
+#include "imbrex_kv.h"
 
 /* ---- figures --------------------------------------------------------------------------------- */
 
@@ -112,17 +114,12 @@ static void print_number(const char *before, double value, const char *after)
     output_printf(value >= 1000 ? "%s%.0f%s" : "%s%.4g%s", before, value, after);
 }
 
-static const char *plural(int64_t count)
-{
-    return count == 1 ? "" : "s";
-}
-
 static void print_load(const struct load_report *report)
 {
     const struct load_plan *load = report->load;
 
     print_label("load");
-    output_printf("%zu request%s", load->count, plural((int64_t)load->count));
+    output_printf("%zu request%s", load->count, output_plural((uint64_t)load->count));
     if (load->concurrency > 0) {
         output_printf(", %" PRId64 " at once", load->concurrency);
     } else if (report->rate > 0) {
@@ -144,8 +141,40 @@ static void print_load(const struct load_report *report)
                       report->plan.context_size);
     }
     output_printf(", %" PRId32 " choice%s, temperature %g, %" PRId64 " to warm up\n",
-                  report->settings->num_choices, plural(report->settings->num_choices),
+                  report->settings->num_choices,
+                  output_plural((uint64_t)report->settings->num_choices),
                   (double)report->settings->temperature, report->num_warmup);
+}
+
+/* What blocks go to from the KV cache. */
+static void print_tier_sizes(const struct load_report *report)
+{
+    const struct imbrex_memory_plan *plan = &report->plan;
+    char size[SIZE_TEXT_BYTES];
+
+    if (plan->kv_host_bytes == 0) {
+        return;
+    }
+    print_label("");
+    output_printf("below it: RAM %s", output_format_size(size, plan->kv_host_bytes));
+    if (plan->kv_disk_bytes > 0) {
+        output_printf(", disk %s", output_format_size(size, plan->kv_disk_bytes));
+    }
+    if (report->kv_disk_zstd_level > 0) {
+        output_printf(", zstd %" PRId32, report->kv_disk_zstd_level);
+    }
+    output_printf("\n");
+    if (report->kv_remote != NULL) {
+        print_label("");
+        output_printf("remote ");
+        output_escaped(report->kv_remote, strlen(report->kv_remote));
+        output_printf("\n");
+    }
+    if (imbrex_kv_policy_predicts(report->kv_policy)) {
+        print_label("");
+        output_printf("up to %" PRId32 " %% of the time for copies up ahead of requests\n",
+                      report->kv_prefetch_percent);
+    }
 }
 
 static void print_circumstances(const struct load_report *report)
@@ -160,8 +189,8 @@ static void print_circumstances(const struct load_report *report)
                   report->model.num_parameters);
     print_label("machine");
     output_escaped(machine.cpu_name, strlen(machine.cpu_name));
-    output_printf(", %" PRId32 " CPU%s; imbrex %s", machine.num_cpus, plural(machine.num_cpus),
-                  machine.version);
+    output_printf(", %" PRId32 " CPU%s; imbrex %s", machine.num_cpus,
+                  output_plural((uint64_t)machine.num_cpus), machine.version);
     if (machine.commit != NULL) {
         output_printf(" (%s)", machine.commit);
     }
@@ -170,21 +199,23 @@ static void print_circumstances(const struct load_report *report)
     if (strcmp(plan->device, "cpu") != 0) {
         output_printf("%s:%" PRId32 ", %s, ", plan->device, plan->device_idx, plan->compute);
     } else {
-        output_printf("%" PRId32 " thread%s, ", plan->num_threads, plural(plan->num_threads));
+        output_printf("%" PRId32 " thread%s, ", plan->num_threads,
+                      output_plural((uint64_t)plan->num_threads));
     }
-    output_printf("%s kernels, context %" PRId32 ", %" PRId32 " KV block%s of %" PRId32
-                  " tokens in %s,\n",
-                  plan->kernels, plan->context_size, plan->kv_num_blocks,
-                  plural(plan->kv_num_blocks), plan->kv_block_size, plan->kv_dtype);
+    output_printf(
+        "%s kernels, context %" PRId32 ", %" PRId32 " KV block%s of %" PRId32 " tokens in %s,\n",
+        plan->kernels, plan->context_size, plan->kv_num_blocks,
+        output_plural((uint64_t)plan->kv_num_blocks), plan->kv_block_size, plan->kv_dtype);
     print_label("");
     output_printf("at most %" PRId32 " sequence%s and %" PRId32 " token%s a step%s\n",
-                  plan->max_running, plural(plan->max_running), plan->max_step_tokens,
-                  plural(plan->max_step_tokens),
+                  plan->max_running, output_plural((uint64_t)plan->max_running),
+                  plan->max_step_tokens, output_plural((uint64_t)plan->max_step_tokens),
                   report->comparison != NULL ? ""
                   : report->batch_invariant  ? ", batch-invariant"
                                              : ", not batch-invariant");
     print_label("");
     output_printf("KV policy %s\n", report->kv_policy);
+    print_tier_sizes(report);
     print_load(report);
 }
 
@@ -193,7 +224,7 @@ static void print_tokens(const char *label, int64_t count, int64_t num_unfinishe
 {
     print_label(label);
     print_number("", per_second(count, duration_ns), " tokens/s");
-    output_printf(" (%" PRId64 " token%s", count, plural(count));
+    output_printf(" (%" PRId64 " token%s", count, output_plural((uint64_t)count));
     if (num_unfinished > 0) {
         output_printf(", %" PRId64 " of unfinished requests", num_unfinished);
     }
@@ -212,18 +243,20 @@ static void print_tiers(const struct imbrex_memory_plan *plan, const struct load
     print_number("", (double)result->kv_wait_ns / 1e6, " ms");
     output_printf("\n");
     print_label("");
-    output_printf("%" PRIu64 " blocks copied down, %" PRIu64 " lost for want of room, %" PRIu64
-                  " by faults\n",
-                  result->num_kv_demoted, result->num_kv_lost, result->num_kv_faults);
+    output_printf("%" PRIu64 " block%s copied down, %" PRIu64
+                  " gone for want of room below, %" PRIu64 " lost by faults\n",
+                  result->num_kv_demoted, output_plural(result->num_kv_demoted),
+                  result->num_kv_lost, result->num_kv_faults);
     print_label("");
     print_number("a block takes ", (double)result->kv_block_ns / 1e3, " us");
     print_number(" to come up from RAM, ", (double)result->kv_recompute_ns / 1e3, " us");
     output_printf(" to compute\n");
     if (result->num_kv_ahead > 0) {
         print_label("");
-        output_printf("%" PRIu64 " blocks brought up ahead: %" PRIu64 " used, %" PRIu64
+        output_printf("%" PRIu64 " block%s brought up ahead: %" PRIu64 " used, %" PRIu64
                       " forgotten unused\n",
-                      result->num_kv_ahead, result->num_kv_ahead_used, result->num_kv_ahead_wasted);
+                      result->num_kv_ahead, output_plural(result->num_kv_ahead),
+                      result->num_kv_ahead_used, result->num_kv_ahead_wasted);
     }
 }
 
@@ -344,14 +377,6 @@ void load_report_print(const struct load_report *report)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-/* A path need not be UTF-8, which JSON is: then it is left out. */
-static json_t *json_path(const char *path)
-{
-    json_t *text = path != NULL ? json_string(path) : NULL;
-
-    return text != NULL ? text : json_null();
-}
-
 static json_t *json_count(uint64_t count)
 {
     return json_integer((json_int_t)count);
@@ -363,18 +388,9 @@ static json_t *json_given(double value, bool is_given)
     return is_given ? json_real(value) : json_null();
 }
 
-static json_t *json_machine(void)
-{
-    struct machine machine;
-
-    machine_describe(&machine);
-    return json_pack("{s:o, s:i, s:s, s:s?}", "cpu", json_path(machine.cpu_name), "num_cpus",
-                     (int)machine.num_cpus, "version", machine.version, "commit", machine.commit);
-}
-
 static json_t *json_model(const struct imbrex_model_info *model)
 {
-    return json_pack("{s:o, s:s, s:s, s:I, s:o}", "path", json_path(model->path), "architecture",
+    return json_pack("{s:o, s:s, s:s, s:I, s:o}", "path", report_text(model->path), "architecture",
                      model->architecture, "format", model->format, "parameters",
                      (json_int_t)model->num_parameters, "weight_bytes",
                      json_count(model->weight_bytes));
@@ -387,14 +403,17 @@ static json_t *json_engine(const struct load_report *report)
         report->comparison != NULL ? json_null() : json_boolean(report->batch_invariant);
 
     return json_pack(
-        "{s:s, s:i, s:s, s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o}",
+        "{s:s, s:i, s:s, s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:i, "
+        "s:o, s:i}",
         "device", plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
         "kv_dtype", plan->kv_dtype, "num_threads", (int)plan->num_threads, "kernels", plan->kernels,
         "context_size", (int)plan->context_size, "kv_num_blocks", (int)plan->kv_num_blocks,
         "kv_block_size", (int)plan->kv_block_size, "max_running", (int)plan->max_running,
         "max_step_tokens", (int)plan->max_step_tokens, "max_waiting", (int)plan->max_waiting,
         "kv_policy", report->kv_policy, "batch_invariant", batch_invariant, "kv_host_bytes",
-        json_count(plan->kv_host_bytes), "kv_disk_bytes", json_count(plan->kv_disk_bytes));
+        json_count(plan->kv_host_bytes), "kv_disk_bytes", json_count(plan->kv_disk_bytes),
+        "kv_disk_zstd_level", (int)report->kv_disk_zstd_level, "kv_remote",
+        report_text(report->kv_remote), "kv_prefetch_percent", (int)report->kv_prefetch_percent);
 }
 
 static json_t *json_load(const struct load_report *report)
@@ -407,7 +426,7 @@ static json_t *json_load(const struct load_report *report)
     return json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:s?, s:s?, s:o, s:f, s:o, s:o, s:o, s:o, s:b, s:o, s:i}",
         "requests", json_count(load->count), "concurrency", concurrency, "rate",
-        json_given(report->rate, report->rate > 0), "trace", json_path(report->trace), "speed",
+        json_given(report->rate, report->rate > 0), "trace", report_text(report->trace), "speed",
         json_given(report->speed, has_trace_times), "prompt_tokens", report->prompt_lengths,
         "output_tokens", report->output_lengths, "choices", json_integer(settings->num_choices),
         "temperature", (double)settings->temperature, "seed", json_count(load->seed), "warmup",
@@ -519,16 +538,10 @@ int load_report_format_json(const struct load_report *report, char **text)
     json_t *comparison =
         report->comparison != NULL ? json_comparison(report->comparison) : json_null();
     /* json_pack fails only for want of memory: what it packs is made above. */
-    json_t *root = json_pack("{s:o, s:o, s:o, s:o, s:b, s:o, s:o}", "machine", json_machine(),
+    json_t *root = json_pack("{s:o, s:o, s:o, s:o, s:b, s:o, s:o}", "machine", report_machine(),
                              "model", json_model(&report->model), "engine", json_engine(report),
                              "load", json_load(report), "interrupted", (int)report->was_interrupted,
                              "result", result, "compare_invariant", comparison);
 
-    *text = root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
-    json_decref(root);
-    if (*text == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
-    }
-    return EXIT_CODE_OK;
+    return report_dump(root, REPORT_DIGITS, text);
 }

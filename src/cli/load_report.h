@@ -29,6 +29,8 @@ struct load_report {
     size_t num_cut;       /* requests that were longer than the context */
     bool batch_invariant; /* of the result's engine */
     const char *kv_policy;
+    const char *kv_remote; /* address without its login; NULL: none */
+    int32_t kv_disk_zstd_level, kv_prefetch_percent;
     bool was_interrupted;                     /* by a signal */
     const struct load_result *result;         /* NULL: there is a comparison instead */
     const struct load_comparison *comparison; /* NULL: there is a result instead */

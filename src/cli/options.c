@@ -22,6 +22,9 @@
 #define FIRST_LONG_VALUE 256
 #define HELP_VALUE (FIRST_LONG_VALUE + MAX_OPTIONS)
 
+/* Since options are parsed once in a process. */
+static const struct option_table *parsed_table;
+
 static void *option_target(const struct option_spec *option, void *settings)
 {
     return (unsigned char *)settings + option->offset;
@@ -300,6 +303,32 @@ static void report_refused(const struct option_table *table, const char *command
     }
 }
 
+/* Whether `word` is one of the words of the list. */
+static bool has_word(const char *list, const char *word)
+{
+    size_t length = strlen(word);
+
+    for (const char *at = list; at != NULL && *at != '\0'; at += strspn(at, " ")) {
+        size_t word_length = strcspn(at, " ");
+        if (word_length == length && strncmp(at, word, length) == 0) {
+            return true;
+        }
+        at += word_length;
+    }
+    return false;
+}
+
+/* An output_field_fn. */
+static const char *name_of_field(const char *field)
+{
+    for (size_t i = 0; parsed_table != NULL && i < parsed_table->count; i++) {
+        if (has_word(parsed_table->options[i].fields, field)) {
+            return parsed_table->options[i].long_name;
+        }
+    }
+    return NULL;
+}
+
 enum options_result options_parse(const struct option_table *table, int argc, char **argv,
                                   void *settings, int *first_operand)
 {
@@ -323,6 +352,8 @@ enum options_result options_parse(const struct option_table *table, int argc, ch
     short_options[num_short] = '\0';
     long_options[table->count] = (struct option){.name = "help", .val = HELP_VALUE};
 
+    parsed_table = table;
+    output_name_fields(name_of_field);
     opterr = 0;
     for (;;) {
         int value = getopt_long(argc, argv, short_options, long_options, NULL);

@@ -53,6 +53,9 @@ struct option_spec {
     bool above_min, below_max; /* the end itself is not allowed */
     bool is_double;            /* OPTION_TYPE_REAL: not rounded to a float */
     const struct option_choice *choices;
+    /* Names of fields of the library's options that the option sets, between spaces, for messages
+     * of the library that begin with one of them. NULL: none. */
+    const char *fields;
     size_t offset; /* into the command's settings */
 };
 

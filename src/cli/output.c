@@ -12,6 +12,7 @@
 #include "cli/command.h"
 
 static int first_write_errno;
+static output_field_fn *field_name; /* NULL: none */
 
 static void message_write(const char *kind, const char *format, va_list arguments)
 {
@@ -51,11 +52,23 @@ void output_warning(const char *format, ...)
     va_end(arguments);
 }
 
+void output_name_fields(output_field_fn *name)
+{
+    field_name = name;
+}
+
 int output_library_error(const struct imbrex_error *err)
 {
     const char *message = err->message[0] != '\0' ? err->message : imbrex_status_text(err->status);
 
-    output_error("%s", message);
+    bool has_name = err->field != NULL && field_name != NULL;
+    const char *option = has_name ? field_name(err->field) : NULL;
+
+    if (option != NULL) {
+        output_error("--%s%s", option, message + strlen(err->field));
+    } else {
+        output_error("%s", message);
+    }
     switch (err->status) {
     case IMBREX_STATUS_OUT_OF_MEMORY:
     case IMBREX_STATUS_DEVICE:

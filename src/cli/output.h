@@ -6,12 +6,18 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "imbrex.h"
 
 /* "imbrex: error: ..." and "imbrex: warning: ...": always one line, control characters replaced. */
 void output_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void output_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The option that sets a field of the library's options, without the dashes. NULL: there is none.
+ */
+typedef const char *output_field_fn(const char *field);
+/* From now on messages of the library that begin with a field call it by its option. */
+void output_name_fields(output_field_fn *name);
 /* Reports an error of the library. Returns the exit code that goes with its status. */
 int output_library_error(const struct imbrex_error *err);
 /* An imbrex_log_fn that prints warnings. */
@@ -30,6 +36,12 @@ bool output_is_utf8(const char *bytes, size_t num_bytes);
 bool output_flush(void);
 /* The last flush: reports the first failed write. Returns `exit_code`, or EXIT_CODE_FAILURE. */
 int output_finish(int exit_code);
+
+/* What a count puts behind its noun: "1 block", "2 blocks". */
+static inline const char *output_plural(uint64_t count)
+{
+    return count == 1 ? "" : "s";
+}
 
 #define SIZE_TEXT_BYTES 48
 /* "1.5 MiB (1572864 bytes)"; "12 bytes" under one KiB. Returns `text`. */

@@ -24,20 +24,57 @@ json_t *report_text(const char *text)
     return string != NULL ? string : json_null();
 }
 
-json_t *report_header(const char *benchmark)
+json_t *report_machine(void)
 {
     struct machine machine;
+
+    machine_describe(&machine);
+    return json_pack("{s:o, s:i, s:s, s:s?}", "cpu", report_text(machine.cpu_name), "num_cpus",
+                     (int)machine.num_cpus, "version", machine.version, "commit", machine.commit);
+}
+
+json_t *report_header(const char *benchmark)
+{
     char date[DATE_BYTES] = "";
     struct tm parts;
     time_t now = time(NULL);
 
-    machine_describe(&machine);
     if (gmtime_r(&now, &parts) != NULL) {
         (void)strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &parts);
     }
-    return json_pack("{s:s, s:s, s:{s:o, s:i, s:s, s:s?}}", "benchmark", benchmark, "date", date,
-                     "machine", "cpu", report_text(machine.cpu_name), "num_cpus",
-                     (int)machine.num_cpus, "version", machine.version, "commit", machine.commit);
+    return json_pack("{s:s, s:s, s:o}", "benchmark", benchmark, "date", date, "machine",
+                     report_machine());
+}
+
+/* NULL: reported. */
+static char *dump(const json_t *root, size_t num_digits)
+{
+    char *text =
+        root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(num_digits)) : NULL;
+
+    if (text == NULL) {
+        output_error("out of memory");
+    }
+    return text;
+}
+
+int report_dump(json_t *root, size_t num_digits, char **text)
+{
+    *text = dump(root, num_digits);
+    json_decref(root);
+    return *text != NULL ? EXIT_CODE_OK : EXIT_CODE_FAILURE;
+}
+
+int report_print(json_t *root, size_t num_digits)
+{
+    char *text;
+    int exit_code = report_dump(root, num_digits, &text);
+
+    if (exit_code == EXIT_CODE_OK) {
+        output_printf("%s\n", text);
+        free(text);
+    }
+    return exit_code;
 }
 
 int report_open(const char *path, FILE **file)
@@ -86,10 +123,9 @@ int report_write_text(const char *path, FILE *file, const char *text)
 
 int report_write(const char *path, FILE *file, const json_t *root)
 {
-    char *text = json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+    char *text = dump(root, REPORT_DIGITS);
 
     if (text == NULL) {
-        output_error("out of memory");
         return EXIT_CODE_FAILURE;
     }
     int exit_code = report_write_text(path, file, text);

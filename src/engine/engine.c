@@ -11,6 +11,7 @@
 #include "base/machine_memory.h"
 #include "base/thread_pool.h"
 #include "kv/kv_codec.h"
+#include "kv/kv_tiers_faults.h"
 
 #define DEFAULT_CONTEXT_SIZE 4096
 #define DEFAULT_MAX_STEP_TOKENS 128
@@ -42,9 +43,9 @@ static enum imbrex_status check_range(const char *field, int64_t value, int64_t 
                                       struct imbrex_error *err)
 {
     if (value < 0 || value > max) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "%s: expected a number in [0, %lld], found %lld", field, (long long)max,
-                         (long long)value);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, field,
+                               ": expected a number in [0, %lld], found %lld", (long long)max,
+                               (long long)value);
     }
     return IMBREX_STATUS_OK;
 }
@@ -62,43 +63,75 @@ static bool has_tiers(const struct imbrex_engine_options *options)
            options->kv_remote_url != NULL;
 }
 
+static enum imbrex_status check_policy(const struct imbrex_engine_options *options,
+                                       struct imbrex_error *err)
+{
+    const char *policy = policy_of(options);
+    if (policy != NULL && !kv_policy_find(policy, NULL)) {
+        return error_set_field(err, IMBREX_STATUS_NOT_FOUND, "kv_policy",
+                               ": expected none or one of%s, found \"%s\"", kv_policy_names(),
+                               policy);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status check_disk(const struct imbrex_engine_options *options,
+                                     struct imbrex_error *err)
+{
+    const char *path = options->kv_disk_path;
+    if (path != NULL && path[0] == '\0') {
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_disk_path",
+                               ": expected a folder, found an empty text");
+    }
+    if (path != NULL && options->kv_disk_bytes == 0) {
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_disk_path",
+                               ": expected kv_disk_bytes with it, found none");
+    }
+    if (path == NULL && options->kv_disk_bytes > 0) {
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_disk_bytes",
+                               ": expected a kv_disk_path with it, found none");
+    }
+    if (path == NULL && options->kv_disk_zstd_level > 0) {
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_disk_zstd_level",
+                               ": expected a kv_disk_path with it, found none");
+    }
+    if (options->kv_disk_zstd_level > 0 && !kv_codec_is_available()) {
+        return error_set_field(err, IMBREX_STATUS_UNSUPPORTED, "kv_disk_zstd_level",
+                               ": expected a build with libzstd, found one without");
+    }
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status check_remote(const struct imbrex_engine_options *options,
+                                       struct imbrex_error *err)
+{
+    const char *secret_path = options->kv_remote_secret_path;
+    struct kv_remote_url url;
+    if (secret_path != NULL && options->kv_remote_url == NULL) {
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_remote_secret_path",
+                               ": expected the address of a remote tier with it, found none");
+    }
+    if (secret_path != NULL && secret_path[0] == '\0') {
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_remote_secret_path",
+                               ": expected a file, found an empty text");
+    }
+    return options->kv_remote_url != NULL ? kv_remote_read_url(options->kv_remote_url, &url, err)
+                                          : IMBREX_STATUS_OK;
+}
+
 static enum imbrex_status check_tiers(const struct imbrex_engine_options *options,
                                       struct imbrex_error *err)
 {
     if (policy_of(options) == NULL && has_tiers(options)) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "%s: expected a kv_policy with it, found \"none\"",
-                         options->kv_host_bytes > 0      ? "kv_host_bytes"
-                         : options->kv_disk_path != NULL ? "kv_disk_path"
-                                                         : "kv_remote_url");
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_policy",
+                               ": expected one that keeps blocks, for the tiers below the KV "
+                               "cache, found \"none\"");
     }
-    if ((options->kv_disk_path != NULL) != (options->kv_disk_bytes > 0)) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "%s: expected it with %s, found it alone",
-                         options->kv_disk_path != NULL ? "kv_disk_path" : "kv_disk_bytes",
-                         options->kv_disk_path != NULL ? "kv_disk_bytes" : "kv_disk_path");
-    }
-    if (options->kv_disk_zstd_level > 0 && options->kv_disk_path == NULL) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "kv_disk_zstd_level: expected a kv_disk_path with it, found none");
-    }
-    if (options->kv_disk_zstd_level > 0 && !kv_codec_is_available()) {
-        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                         "kv_disk_zstd_level: expected a build with libzstd, found one without");
-    }
-    if (options->kv_prefetch_percent < 0 || options->kv_prefetch_percent > 100) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "kv_prefetch_percent: expected 0..100, found %d",
-                         options->kv_prefetch_percent);
-    }
-    if (options->kv_remote_url != NULL) {
-        struct kv_remote_url url;
-        TRY(kv_remote_read_url(options->kv_remote_url, &url, err));
-    } else if (options->kv_remote_secret_path != NULL) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "kv_remote_secret_path: expected it with kv_remote_url, found it alone");
-    }
-    return IMBREX_STATUS_OK;
+    TRY(check_policy(options, err));
+    TRY(check_range("kv_prefetch_percent", options->kv_prefetch_percent, 100, err));
+    TRY(check_range("kv_disk_zstd_level", options->kv_disk_zstd_level, KV_CODEC_MAX_LEVEL, err));
+    TRY(check_disk(options, err));
+    return check_remote(options, err);
 }
 
 static enum imbrex_status check_options(const struct imbrex_engine_options *options,
@@ -113,7 +146,6 @@ static enum imbrex_status check_options(const struct imbrex_engine_options *opti
     TRY(check_range("compute", options->compute, IMBREX_COMPUTE_BF16, err));
     TRY(check_range("kv_dtype", options->kv_dtype, IMBREX_KV_DTYPE_FP8, err));
     TRY(check_range("batch_invariant", options->batch_invariant, IMBREX_INVARIANCE_AUTO, err));
-    TRY(check_range("kv_disk_zstd_level", options->kv_disk_zstd_level, KV_CODEC_MAX_LEVEL, err));
     TRY(check_tiers(options, err));
     return check_range("priority_step_ns", options->priority_step_ns, MAX_PRIORITY_STEP_NS, err);
 }
@@ -173,11 +205,11 @@ static enum imbrex_status check_kv_dtype(const struct target *target, struct imb
     bool is_gpu = target->choice.kind == DEVICE_KIND_CUDA;
     bool has_scaled = target->dtype == DTYPE_BF16 && kv_dtype_has_scales(target->kv_dtype);
     if (is_gpu && target->kv_dtype != kv_dtype_of(target->dtype) && !has_scaled) {
-        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                         "kv_dtype: expected %s on a GPU that computes in %s, found %s, which only "
-                         "the cpu device takes then",
-                         target->dtype == DTYPE_BF16 ? "bf16, int8 or fp8" : "fp32",
-                         dtype_name(target->dtype), kv_dtype_name(target->kv_dtype));
+        return error_set_field(err, IMBREX_STATUS_UNSUPPORTED, "kv_dtype",
+                               ": expected %s on a GPU that computes in %s, found %s, which only "
+                               "the cpu device takes then",
+                               target->dtype == DTYPE_BF16 ? "bf16, int8 or fp8" : "fp32",
+                               dtype_name(target->dtype), kv_dtype_name(target->kv_dtype));
     }
     return IMBREX_STATUS_OK;
 }
@@ -188,8 +220,8 @@ static enum imbrex_status decide_target(const struct imbrex_engine_options *opti
 {
     bool is_cpu = choice->kind == DEVICE_KIND_CPU;
     if (is_cpu && options->compute == IMBREX_COMPUTE_BF16) {
-        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                         "compute: expected F32 on the cpu device, found BF16, which needs a GPU");
+        return error_set_field(err, IMBREX_STATUS_UNSUPPORTED, "compute",
+                               ": expected F32 on the cpu device, found BF16, which needs a GPU");
     }
     enum dtype dtype = is_cpu || options->compute == IMBREX_COMPUTE_F32 ? DTYPE_F32 : DTYPE_BF16;
     *target = (struct target){
@@ -234,18 +266,20 @@ static enum imbrex_status plan_tiers(const struct imbrex_engine_options *options
     int32_t num_slots = kv_tiers_num_slots(block_bytes, options->kv_host_bytes,
                                            has_disk || options->kv_remote_url != NULL);
     if (options->kv_host_bytes > 0 && num_slots == 0) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "kv_host_bytes: expected room for %d blocks of %zu bytes at least, found "
-                         "%zu bytes",
-                         KV_TIERS_MIN_SLOTS, block_bytes, options->kv_host_bytes);
+        size_t least = KV_TIERS_MIN_SLOTS * block_bytes;
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_host_bytes",
+                               ": expected at least %zu bytes (%zu KiB), %d blocks of %zu bytes, "
+                               "found %zu",
+                               least, (least + 1023) >> 10, KV_TIERS_MIN_SLOTS, block_bytes,
+                               options->kv_host_bytes);
     }
     if (has_disk && options->kv_disk_bytes < kv_disk_min_bytes(block_bytes, 0)) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "kv_disk_bytes: expected at least %zu (%zu MiB), two segments of blocks "
-                         "of %zu bytes, found %zu",
-                         kv_disk_min_bytes(block_bytes, 0),
-                         (kv_disk_min_bytes(block_bytes, 0) >> 20) + 1, block_bytes,
-                         options->kv_disk_bytes);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_disk_bytes",
+                               ": expected at least %zu bytes (%zu MiB), two segments of blocks "
+                               "of %zu bytes, found %zu",
+                               kv_disk_min_bytes(block_bytes, 0),
+                               (kv_disk_min_bytes(block_bytes, 0) >> 20) + 1, block_bytes,
+                               options->kv_disk_bytes);
     }
     plan->kv_host_bytes = (size_t)num_slots * block_bytes;
     plan->kv_disk_bytes = options->kv_disk_bytes;
@@ -276,9 +310,9 @@ static enum imbrex_status plan_on(const struct imbrex_model *model,
     };
     int32_t kv_cache_tokens = value_or(options->kv_cache_tokens, planned.context_size);
     if (kv_cache_tokens < planned.context_size) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "kv_cache_tokens: expected at least the context size of %d, found %d",
-                         planned.context_size, kv_cache_tokens);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_cache_tokens",
+                               ": expected at least the context size of %d, found %d",
+                               planned.context_size, kv_cache_tokens);
     }
     planned.kv_num_blocks = num_blocks_for(kv_cache_tokens);
     planned.max_step_tokens =
@@ -304,6 +338,32 @@ static enum imbrex_status plan_on(const struct imbrex_model *model,
     return IMBREX_STATUS_OK;
 }
 
+/* A plan may be made for another machine: it is told, where an engine is refused. */
+static enum imbrex_status check_host_memory(const struct imbrex_engine_options *options,
+                                            struct imbrex_error *err)
+{
+    size_t num_bytes = options->kv_host_bytes > 0 ? machine_memory_bytes("") : SIZE_MAX;
+    if (options->kv_host_bytes > num_bytes) {
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_host_bytes",
+                               ": expected at most the %zu bytes (%zu MiB) that this machine, or "
+                               "the process's memory limit, has left, found %zu (%zu MiB)",
+                               num_bytes, num_bytes >> 20, options->kv_host_bytes,
+                               options->kv_host_bytes >> 20);
+    }
+    return IMBREX_STATUS_OK;
+}
+
+static void tell_host_memory(const struct imbrex_model *model,
+                             const struct imbrex_engine_options *options)
+{
+    struct imbrex_error reason;
+    if (check_host_memory(options, &reason) != IMBREX_STATUS_OK) {
+        log_write(&model->log, IMBREX_LOG_LEVEL_WARNING,
+                  "an engine with this plan is refused here: RAM for KV blocks%s",
+                  reason.message + strlen(reason.field));
+    }
+}
+
 enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
                                       const struct imbrex_engine_options *options,
                                       struct imbrex_memory_plan *plan, struct imbrex_error *err)
@@ -322,7 +382,9 @@ enum imbrex_status imbrex_engine_plan(const struct imbrex_model *model,
         device_destroy(device);
     }
     TRY(decide_target(options, &choice, choice.kind == DEVICE_KIND_CUDA, &target, err));
-    return plan_on(model, options, &target, plan, err);
+    TRY(plan_on(model, options, &target, plan, err));
+    tell_host_memory(model, options);
+    return IMBREX_STATUS_OK;
 }
 
 static enum imbrex_status init_locks(struct imbrex_engine *engine, struct imbrex_error *err)
@@ -346,11 +408,12 @@ static enum imbrex_status init_locks(struct imbrex_engine *engine, struct imbrex
     return IMBREX_STATUS_OK;
 }
 
-/* Says so if the KV folder has blocks that this engine may not use. */
+/* Says so if the KV folder has blocks that this engine may not use, or something else. */
 static void tell_foreign(const struct imbrex_engine *engine, const char *path)
 {
     struct kv_tiers_metrics metrics;
     kv_tiers_read_metrics(engine->tiers.tiers, &metrics);
+    kv_tiers_tell_strange(&metrics.disk, path, &engine->model->log);
     if (metrics.disk.num_foreign_bytes > 0) {
         log_write(&engine->model->log, IMBREX_LOG_LEVEL_WARNING,
                   "%s: %lld bytes are blocks of another model, KV type (here it is %s), secret "
@@ -454,21 +517,6 @@ static enum imbrex_status create_parts(struct imbrex_engine *engine,
         .context_size = plan->context_size,
         .priority_step_ns = scheduler_options.priority_step_ns,
         .identity = engine->prefix.cache != NULL ? &engine->prefix.identity : NULL};
-    return IMBREX_STATUS_OK;
-}
-
-/* A plan may be made for another machine, an engine not. */
-static enum imbrex_status check_host_memory(const struct imbrex_engine_options *options,
-                                            struct imbrex_error *err)
-{
-    size_t num_bytes = options->kv_host_bytes > 0 ? machine_memory_bytes("") : SIZE_MAX;
-    if (options->kv_host_bytes > num_bytes) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "kv_host_bytes: expected at most the %zu bytes (%zu MiB) that this "
-                         "machine, or the process's memory limit, has left, found %zu (%zu MiB)",
-                         num_bytes, num_bytes >> 20, options->kv_host_bytes,
-                         options->kv_host_bytes >> 20);
-    }
     return IMBREX_STATUS_OK;
 }
 

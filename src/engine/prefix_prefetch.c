@@ -9,17 +9,14 @@
 
 enum {
     MAX_PREDICTIONS = 8,
-    MAX_PATH = 512,      /* missing blocks of one prediction that are followed */
-    MAX_FETCHES = 4,     /* from the tiers below the host, in one look */
-    MAX_PROMOTIONS = 64, /* in one look */
+    MAX_PATH = 512,  /* missing blocks of one prediction that are followed */
+    MAX_FETCHES = 4, /* from the tiers below the host, in one look */
 };
 
 /* Predictions are asked for anew after so long, as in a replay (sim/sim_tier.c). */
 #define PREDICTION_LIFE_NS INT64_C(1000000000)
 /* A prediction must be worth so many times the block that goes for it. */
 #define PREDICTION_MARGIN 4.0
-/* Moves are planned for about as long as a step takes: there is no other moment to plan more. */
-#define HORIZON_NS INT64_C(10000000)
 
 /* A block that went down. */
 struct known_block {
@@ -61,7 +58,7 @@ enum imbrex_status prefix_prefetch_create(const struct prefix_prefetch_options *
     struct prefix_prefetch *created = calloc(1, sizeof(*created));
     const struct prefetch_options planner_options = {
         .block_ns = options->block_ns * 100 / options->percent,
-        .horizon_ns = HORIZON_NS,
+        .horizon_ns = PREFIX_PREFETCH_HORIZON_NS,
         .max_tracked = options->num_blocks,
     };
     assert(options->max_known >= 1 && options->percent >= 1 && options->percent <= 100);
@@ -248,7 +245,7 @@ static bool promote(struct prefix_prefetch *prefetch, const struct path *path,
                     const struct known_block *known)
 {
     int32_t block_idx;
-    if (!take_block(prefetch, path, known, &block_idx)) {
+    if (!kv_tiers_can_promote(prefetch->tiers) || !take_block(prefetch, path, known, &block_idx)) {
         return false;
     }
     if (!kv_tiers_promote(prefetch->tiers, &known->key,
@@ -302,7 +299,8 @@ static bool move_path(struct prefix_prefetch *prefetch, struct path *path, int32
             if (!is_chained) {
                 break;
             }
-            if (*num_promotions == MAX_PROMOTIONS || !promote(prefetch, path, known)) {
+            if (*num_promotions == PREFIX_PREFETCH_MAX_PROMOTIONS ||
+                !promote(prefetch, path, known)) {
                 return false;
             }
             (*num_promotions)++;

@@ -18,6 +18,11 @@
 #include "kv/kv_tiers.h"
 #include "kv/prefetch_plan.h"
 
+/* Moves are planned for about as long as a step takes: there is no other moment to plan more. */
+#define PREFIX_PREFETCH_HORIZON_NS INT64_C(10000000)
+/* Of one look, as there is one a step: half the link of a GPU for 10 ms, in blocks of 1 MiB. */
+#define PREFIX_PREFETCH_MAX_PROMOTIONS 256
+
 struct prefix_prefetch_options {
     int32_t num_blocks; /* of the first tier */
     int32_t max_known;  /* blocks below it that are remembered; >= 1 */

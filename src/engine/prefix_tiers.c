@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "engine/request.h"
+#include "kv/kv_tiers_faults.h"
 
 /* Of the queue, what one look sees: those that may run soon. */
 #define MAX_REQUESTS 16
@@ -32,12 +33,16 @@ static enum imbrex_status read_shared_secret(const char *path, unsigned char sec
     enum imbrex_status status = IMBREX_STATUS_OK;
     TRY(kv_hasher_create(&hasher, err));
     if (path != NULL) {
-        TRY_OR_FAIL(file_read(path, MAX_SECRET_BYTES, &file, err));
+        struct imbrex_error reason;
+        status = file_read(path, MAX_SECRET_BYTES, &file, &reason);
+        if (status != IMBREX_STATUS_OK) {
+            (void)error_set_field(err, status, "kv_remote_secret_path", ": %s", reason.message);
+            goto fail;
+        }
         if (file.num_bytes < MIN_SECRET_BYTES) {
-            status = error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                               "kv_remote_secret_path: %.180s: expected %d bytes at least, found "
-                               "%zu",
-                               path, MIN_SECRET_BYTES, file.num_bytes);
+            status = error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_remote_secret_path",
+                                     ": %.180s: expected %d bytes at least, found %zu", path,
+                                     MIN_SECRET_BYTES, file.num_bytes);
             goto fail;
         }
     }
@@ -63,7 +68,12 @@ enum imbrex_status prefix_tiers_prepare(const struct prefix_tiers_options *optio
         TRY_OR_FAIL(read_shared_secret(options->remote_secret_path, prepared.shared_secret, err));
     }
     if (options->disk_path != NULL) {
-        TRY_OR_FAIL(kv_folder_open(options->disk_path, &prepared.folder, err));
+        struct imbrex_error reason;
+        status = kv_folder_open(options->disk_path, &prepared.folder, &reason);
+        if (status != IMBREX_STATUS_OK) {
+            (void)error_set_field(err, status, "kv_disk_path", ": %s", reason.message);
+            goto fail;
+        }
     }
     *tiers = prepared;
     return IMBREX_STATUS_OK;
@@ -158,7 +168,7 @@ void prefix_tiers_destroy(struct prefix_tiers *tiers, bool keeps)
         if (keeps) {
             kv_tiers_begin_flush(tiers->tiers);
             kv_cache_clear(tiers->cache->cache, tiers->cache->now_ns);
-            kv_tiers_end_flush(tiers->tiers, tiers->cache->now_ns);
+            kv_tiers_end_flush(tiers->tiers);
         }
         tiers->cache->tiers = NULL;
     }
@@ -238,7 +248,7 @@ static bool promote(struct prefix_tiers *tiers, const struct request_prefix *pre
 {
     struct kv_pool *pool = tiers->cache->pool;
     int32_t block_idx;
-    if (!take_block(tiers->cache, &prefix->kv, &block_idx)) {
+    if (!kv_tiers_can_promote(tiers->tiers) || !take_block(tiers->cache, &prefix->kv, &block_idx)) {
         return false;
     }
     if (!kv_tiers_promote(tiers->tiers, &prefix->keys[key_idx],
@@ -433,9 +443,7 @@ void prefix_tiers_publish(const struct prefix_tiers *tiers)
     metrics_set(&totals->num_kv_demoted, (int64_t)counted.num_demoted);
     metrics_set(&totals->num_kv_lost, (int64_t)counted.num_lost);
     metrics_set(&totals->num_kv_faults,
-                (int64_t)(counted.num_copy_faults + counted.disk.num_write_faults +
-                          counted.disk.num_read_faults + counted.disk.num_damaged +
-                          kv_remote_num_faults(&counted.remote)));
+                (int64_t)(kv_tiers_num_faults(&counted) + kv_remote_num_faults(&counted.remote)));
     metrics_set(&totals->kv_remote_up, counted.remote.is_up);
     metrics_set(&totals->kv_block_ns, tiers->block_ns);
     metrics_set(&totals->kv_recompute_ns, tiers->token_ns * KV_BLOCK_SIZE);

@@ -26,9 +26,9 @@ static enum imbrex_status check_number(const char *field, float value, double mi
                                        struct imbrex_error *err)
 {
     if (!(value >= (float)min && value <= (float)max)) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "%s: expected a number in [%g, %g], found %g", field, min, max,
-                         (double)value);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, field,
+                               ": expected a number in [%g, %g], found %g", min, max,
+                               (double)value);
     }
     return IMBREX_STATUS_OK;
 }
@@ -37,8 +37,8 @@ static enum imbrex_status check_integer(const char *field, int32_t value, int32_
                                         struct imbrex_error *err)
 {
     if (value < min || value > max) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "%s: expected a number in [%d, %d], found %d", field, min, max, value);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, field,
+                               ": expected a number in [%d, %d], found %d", min, max, value);
     }
     return IMBREX_STATUS_OK;
 }
@@ -47,8 +47,8 @@ static enum imbrex_status check_not_negative(const char *field, int64_t value,
                                              struct imbrex_error *err)
 {
     if (value < 0) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "%s: expected a number >= 0, found %lld", field, (long long)value);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, field,
+                               ": expected a number >= 0, found %lld", (long long)value);
     }
     return IMBREX_STATUS_OK;
 }
@@ -59,13 +59,13 @@ static enum imbrex_status check_array(const char *field, const char *unit, const
                                       struct imbrex_error *err)
 {
     if (num_elements > max_elements) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "%s: expected at most %zu %s, found %zu", field, max_elements, unit,
-                         num_elements);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, field,
+                               ": expected at most %zu %s, found %zu", max_elements, unit,
+                               num_elements);
     }
     if (num_elements > 0 && elements == NULL) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected %zu %s, found NULL",
-                         field, num_elements, unit);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, field,
+                               ": expected %zu %s, found NULL", num_elements, unit);
     }
     return IMBREX_STATUS_OK;
 }
@@ -76,12 +76,12 @@ static enum imbrex_status check_sampling(const struct imbrex_request_options *op
     TRY(check_number("temperature", options->temperature, 0.0, GENERATION_MAX_TEMPERATURE, err));
     TRY(check_not_negative("top_k", options->top_k, err));
     if (!(options->top_p > 0.0f && options->top_p <= 1.0f)) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "top_p: expected a number in (0, 1], found %g", (double)options->top_p);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "top_p",
+                               ": expected a number in (0, 1], found %g", (double)options->top_p);
     }
     if (!(options->min_p >= 0.0f && options->min_p < 1.0f)) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "min_p: expected a number in [0, 1), found %g", (double)options->min_p);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "min_p",
+                               ": expected a number in [0, 1), found %g", (double)options->min_p);
     }
     TRY(check_number("repetition_penalty", options->repetition_penalty,
                      GENERATION_MIN_REPETITION_PENALTY, GENERATION_MAX_REPETITION_PENALTY, err));
@@ -93,16 +93,16 @@ static enum imbrex_status check_lengths(const struct imbrex_request_options *opt
                                         struct imbrex_error *err)
 {
     if (options->max_tokens < 0 && options->max_tokens != IMBREX_NO_TOKENS) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "max_tokens: expected a number >= 0, or %d for none, found %d",
-                         IMBREX_NO_TOKENS, options->max_tokens);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "max_tokens",
+                               ": expected a number >= 0, or %d for none, found %d",
+                               IMBREX_NO_TOKENS, options->max_tokens);
     }
     TRY(check_not_negative("min_tokens", options->min_tokens, err));
     TRY(check_integer("num_choices", options->num_choices, 1, IMBREX_MAX_CHOICES, err));
     if (options->max_tokens == IMBREX_NO_TOKENS && options->num_choices != 1) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "num_choices: expected 1, since max_tokens is %d, found %d",
-                         IMBREX_NO_TOKENS, options->num_choices);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "num_choices",
+                               ": expected 1, since max_tokens is %d, found %d", IMBREX_NO_TOKENS,
+                               options->num_choices);
     }
     TRY(check_integer("num_logprobs", options->num_logprobs, -1, IMBREX_MAX_LOGPROBS, err));
     return check_integer("num_prompt_logprobs", options->num_prompt_logprobs, -1,
@@ -114,13 +114,14 @@ static enum imbrex_status check_stop(const struct imbrex_model *model,
                                      struct imbrex_error *err)
 {
     if (model->tokenizer == NULL && options->num_stop > 0) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "stop: expected none, since %s has no tokenizer, found %zu", model->path,
-                         options->num_stop);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "stop",
+                               ": expected none, since %s has no tokenizer, found %zu", model->path,
+                               options->num_stop);
     }
     if (options->no_text && options->num_stop > 0) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "stop: expected none, since no_text is set, found %zu", options->num_stop);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "stop",
+                               ": expected none, since no_text is set, found %zu",
+                               options->num_stop);
     }
     return check_array("stop", "strings", options->stop, options->num_stop, SIZE_MAX, err);
 }
@@ -134,9 +135,9 @@ static enum imbrex_status check_end_tokens(const struct imbrex_model *model,
     for (size_t i = 0; i < options->num_end_token_ids; i++) {
         int32_t token_id = options->end_token_ids[i];
         if (token_id < 0 || token_id >= model->config.vocab_size) {
-            return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                             "end_token_ids[%zu]: expected an id in [0, %d), found %d", i,
-                             model->config.vocab_size, token_id);
+            return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "end_token_ids",
+                                   "[%zu]: expected an id in [0, %d), found %d", i,
+                                   model->config.vocab_size, token_id);
         }
     }
     return IMBREX_STATUS_OK;
@@ -152,15 +153,15 @@ static enum imbrex_status check_bias(const struct imbrex_model *model,
         int32_t token_id = options->logit_bias[i].token_id;
         float bias = options->logit_bias[i].bias;
         if (token_id < 0 || token_id >= model->config.vocab_size) {
-            return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                             "logit_bias[%zu].token_id: expected an id in [0, %d), found %d", i,
-                             model->config.vocab_size, token_id);
+            return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "logit_bias",
+                                   "[%zu].token_id: expected an id in [0, %d), found %d", i,
+                                   model->config.vocab_size, token_id);
         }
         if (!(bias == -INFINITY || (bias >= (float)-MAX_BIAS && bias <= (float)MAX_BIAS))) {
-            return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                             "logit_bias[%zu].bias: expected a number in [%g, %g] or -inf, found "
-                             "%g",
-                             i, -MAX_BIAS, MAX_BIAS, (double)bias);
+            return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "logit_bias",
+                                   "[%zu].bias: expected a number in [%g, %g] or -inf, found "
+                                   "%g",
+                                   i, -MAX_BIAS, MAX_BIAS, (double)bias);
         }
     }
     return IMBREX_STATUS_OK;
@@ -220,15 +221,15 @@ static enum imbrex_status check_prompt_source(const struct imbrex_model *model,
         return IMBREX_STATUS_OK;
     }
     if (model->tokenizer == NULL) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "prompt_text: expected prompt_ids instead, since %s has no tokenizer, "
-                         "found %zu bytes",
-                         model->path, options->prompt_text_bytes);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "prompt_text",
+                               ": expected prompt_ids instead, since %s has no tokenizer, "
+                               "found %zu bytes",
+                               model->path, options->prompt_text_bytes);
     }
     if ((options->prompt_text_flags & ~known_flags) != 0) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "prompt_text_flags: expected bits of 0x%x, found 0x%x", known_flags,
-                         options->prompt_text_flags);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "prompt_text_flags",
+                               ": expected bits of 0x%x, found 0x%x", known_flags,
+                               options->prompt_text_flags);
     }
     return check_array("prompt_text", "bytes", options->prompt_text, options->prompt_text_bytes,
                        SIZE_MAX, err);
@@ -278,9 +279,9 @@ static enum imbrex_status take_prompt_ids(struct imbrex_request *request,
     for (int32_t i = 0; i < options->num_prompt_ids; i++) {
         int32_t token_id = request->prompt_ids[i];
         if (token_id < 0 || token_id >= request->model->config.vocab_size) {
-            return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                             "prompt_ids[%d]: expected an id in [0, %d), found %d", i,
-                             request->model->config.vocab_size, token_id);
+            return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "prompt_ids",
+                                   "[%d]: expected an id in [0, %d), found %d", i,
+                                   request->model->config.vocab_size, token_id);
         }
     }
     return IMBREX_STATUS_OK;
@@ -377,10 +378,11 @@ static enum imbrex_status check_bias_leaves_ids(const struct imbrex_request *req
         num_forbidden += other == NULL || other->bias != -INFINITY;
     }
     if (num_forbidden >= num_ids) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "logit_bias: expected at least 1 of %d ids left to draw, found all "
-                         "forbidden%s",
-                         num_ids, request->num_end_bias > 0 ? " (end tokens by min_tokens)" : "");
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "logit_bias",
+                               ": expected at least 1 of %d ids left to draw, found all "
+                               "forbidden%s",
+                               num_ids,
+                               request->num_end_bias > 0 ? " (end tokens by min_tokens)" : "");
     }
     return IMBREX_STATUS_OK;
 }
@@ -406,9 +408,9 @@ static enum imbrex_status take_bias(struct imbrex_request *request,
     request->num_bias = (int32_t)options->num_logit_bias;
     for (int32_t i = 1; i < request->num_bias; i++) {
         if (request->bias[i].token_id == request->bias[i - 1].token_id) {
-            return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                             "logit_bias: expected ids that are all different, found %d twice",
-                             request->bias[i].token_id);
+            return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "logit_bias",
+                                   ": expected ids that are all different, found %d twice",
+                                   request->bias[i].token_id);
         }
     }
     for (size_t i = 0; i < num_end_bias; i++) {

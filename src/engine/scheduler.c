@@ -485,7 +485,8 @@ static bool take_write_block(struct planner *planner, struct sequence *sequence)
     for (;;) {
         bool has_block = i < sequence->num_blocks;
         int32_t block_idx;
-        if (has_block && !kv_pool_is_shared(pool, table[i])) {
+        /* The block that a fork shares with its parent may have been filled by that one, and kept. */
+        if (has_block && kv_pool_is_writable(pool, table[i])) {
             return true;
         }
         if (kv_pool_acquire(pool, &block_idx) == IMBREX_STATUS_OK) {
@@ -507,11 +508,12 @@ static bool take_write_block(struct planner *planner, struct sequence *sequence)
             planner->num_claimed_blocks++;
             return false;
         }
-        /* The only one has the whole pool, but for what steps in flight and moves hold. */
-        if (scheduler->num_running == 1) {
-            assert(scheduler->num_returning > 0 || pool->num_pinned > 0);
+        /* The only one has the whole pool, but for what steps in flight and moves hold. One that
+         * lacks a second block for one that is kept begins anew. */
+        if (scheduler->num_running == 1 && (scheduler->num_returning > 0 || pool->num_pinned > 0)) {
             return false;
         }
+        assert(scheduler->num_running > 1 || has_block);
         bool is_last = scheduler->running[scheduler->num_running - 1] == sequence;
         preempt_last(planner);
         if (is_last) {

@@ -90,6 +90,7 @@ struct kv_disk {
     struct foreign_segment *foreign; /* [num_foreign], the oldest first; those from first_foreign on
                                       * are there */
     int32_t num_foreign, first_foreign;
+    uint32_t *strange; /* [metrics.num_strange] numbers of files that are not ours to touch */
     uint32_t next_number;
     uint64_t num_uses;
     int32_t num_refusals; /* puts that are refused before the disk is asked again */
@@ -196,9 +197,9 @@ static void remove_file(struct kv_disk *disk, uint32_t number)
     }
     char path[KV_DISK_WORK_PATH_BYTES];
     const struct kv_files *files = disk->work.files;
-    if (kv_disk_work_path(&disk->work, number, path) != 0 ||
+    if (kv_disk_work_path(&disk->work, number, false, path) != 0 ||
         files->remove(files->user, path) != 0) {
-        disk->metrics.num_write_faults++;
+        disk->metrics.num_remove_faults++;
     }
 }
 
@@ -284,6 +285,27 @@ static int32_t find_free_place(const struct kv_disk *disk)
     return -1;
 }
 
+/* Whether a file has that number, as far as is known. */
+static bool is_number_taken(const struct kv_disk *disk, uint32_t number)
+{
+    for (int64_t i = 0; i < disk->metrics.num_strange; i++) {
+        if (disk->strange[i] == number) {
+            return true;
+        }
+    }
+    for (int32_t i = disk->first_foreign; i < disk->num_foreign; i++) {
+        if (disk->foreign[i].number == number) {
+            return true;
+        }
+    }
+    for (int32_t i = 0; i < disk->max_segments; i++) {
+        if (disk->segments[i].is_used && disk->segments[i].number == number) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* A segment for the next puts. */
 static bool begin_segment(struct kv_disk *disk)
 {
@@ -291,6 +313,7 @@ static bool begin_segment(struct kv_disk *disk)
     int32_t place;
     if (disk->num_refusals > 0) {
         disk->num_refusals--;
+        disk->metrics.num_left_out++;
         return false;
     }
     /* Each round takes a job, and so does what follows. */
@@ -302,6 +325,9 @@ static bool begin_segment(struct kv_disk *disk)
     }
     if (disk->num_free_jobs == 0) {
         return false;
+    }
+    while (is_number_taken(disk, disk->next_number)) {
+        disk->next_number++;
     }
     disk->segments[place] = (struct segment){.number = disk->next_number,
                                              .next_page = kv_segment_first_page(&disk->work.layout),
@@ -523,10 +549,11 @@ bool kv_disk_cancel_get(struct kv_disk *disk, int32_t tag)
 
 static void count_write_failure(struct kv_disk *disk, const struct kv_disk_job *job)
 {
-    disk->metrics.num_write_faults++;
-    /* Of a segment that could not be made, why is known. */
-    if (job->failure != -ENOENT || !disk->segments[job->segment_idx].is_dead) {
-        disk->metrics.last_failure = -job->failure;
+    if (job->failure == -ENOENT && disk->segments[job->segment_idx].is_dead) {
+        disk->metrics.num_left_out++;
+    } else {
+        disk->metrics.num_write_faults++;
+        disk->metrics.write_failure = -job->failure;
     }
 }
 
@@ -549,7 +576,7 @@ static void count_read_failure(struct kv_disk *disk, int failure)
         disk->metrics.num_damaged++;
     } else {
         disk->metrics.num_read_faults++;
-        disk->metrics.last_failure = -failure;
+        disk->metrics.read_failure = -failure;
     }
 }
 
@@ -593,7 +620,7 @@ static void end_create(struct kv_disk *disk, const struct kv_disk_job *job)
     disk->metrics.num_bytes -= kv_segment_file_bytes(&disk->work.layout);
     disk->metrics.num_segments--;
     disk->metrics.num_segment_faults++;
-    disk->metrics.last_failure = -job->failure;
+    disk->metrics.segment_failure = -job->failure;
     disk->num_refusals = NUM_REFUSALS;
     if (disk->current == job->segment_idx) {
         disk->current = -1;
@@ -617,8 +644,8 @@ static void end_job(struct kv_disk *disk, struct kv_disk_job *job)
         break;
     case KV_DISK_JOB_REMOVE:
         if (job->failure != 0) {
-            disk->metrics.num_write_faults++;
-            disk->metrics.last_failure = -job->failure;
+            disk->metrics.num_remove_faults++;
+            disk->metrics.segment_failure = -job->failure;
         }
         break;
     case KV_DISK_JOB_PACK:
@@ -676,13 +703,18 @@ void kv_disk_wait(struct kv_disk *disk, int64_t timeout_ns)
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-/* Names in the folder, sorted by number. What was never finished is removed. */
-static enum imbrex_status list_segments(const struct kv_disk *disk, uint32_t **numbers,
-                                        int32_t *num_numbers, struct imbrex_error *err)
+/* A file that is named like a segment, or like one that was never finished. */
+struct listed {
+    uint32_t number;
+    bool is_partial;
+};
+
+/* Those in the folder, in no order. */
+static enum imbrex_status list_segments(const struct kv_disk *disk, struct listed **files,
+                                        int32_t *num_files, struct imbrex_error *err)
 {
     const char *folder_path = disk->work.folder;
-    const struct kv_files *files = disk->work.files;
-    uint32_t *listed = NULL;
+    struct listed *listed = NULL;
     int32_t num_listed = 0, max_listed = 0;
     DIR *folder = opendir(folder_path);
     if (folder == NULL) {
@@ -690,22 +722,13 @@ static enum imbrex_status list_segments(const struct kv_disk *disk, uint32_t **n
                          folder_path, system_error_text(errno));
     }
     for (const struct dirent *item; (item = readdir(folder)) != NULL;) {
-        uint32_t number;
-        bool is_partial;
-        char path[KV_DISK_WORK_PATH_BYTES];
-        if (!kv_segment_parse_name(item->d_name, &number, &is_partial)) {
-            continue;
-        }
-        if (is_partial) {
-            if (snprintf(path, sizeof(path), "%s/%s", folder_path, item->d_name) <
-                (int)sizeof(path)) {
-                (void)files->remove(files->user, path);
-            }
+        struct listed found;
+        if (!kv_segment_parse_name(item->d_name, &found.number, &found.is_partial)) {
             continue;
         }
         if (num_listed == max_listed) {
             max_listed = max_listed == 0 ? 64 : 2 * max_listed;
-            uint32_t *grown = realloc(listed, (size_t)max_listed * sizeof(*grown));
+            struct listed *grown = realloc(listed, (size_t)max_listed * sizeof(*grown));
             if (grown == NULL) {
                 free(listed);
                 (void)closedir(folder);
@@ -714,19 +737,22 @@ static enum imbrex_status list_segments(const struct kv_disk *disk, uint32_t **n
             }
             listed = grown;
         }
-        listed[num_listed] = number;
+        listed[num_listed] = found;
         num_listed++;
     }
     (void)closedir(folder);
-    *numbers = listed;
-    *num_numbers = num_listed;
+    *files = listed;
+    *num_files = num_listed;
     return IMBREX_STATUS_OK;
 }
 
-static int compare_numbers(const void *a, const void *b)
+static int compare_listed(const void *a, const void *b)
 {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return x < y ? -1 : x > y;
+    const struct listed *x = a, *y = b;
+    if (x->number != y->number) {
+        return x->number < y->number ? -1 : 1;
+    }
+    return x->is_partial - y->is_partial;
 }
 
 /* Takes a segment of ours into the index: what it has can be found, what it has not can be filled.
@@ -767,49 +793,78 @@ static void adopt(struct kv_disk *disk, uint32_t number, const struct kv_segment
     }
 }
 
+/* Not ours to touch: whatever it is, it stays. */
+static void note_strange(struct kv_disk *disk, const struct listed *file, int failure)
+{
+    if (disk->metrics.num_strange == 0) {
+        kv_segment_name(file->number, file->is_partial, disk->metrics.strange_name);
+        disk->metrics.strange_failure = -failure;
+    }
+    disk->strange[disk->metrics.num_strange] = file->number;
+    disk->metrics.num_strange++;
+}
+
+/* entries: [num_slots], written. */
+static void scan_file(struct kv_disk *disk, const struct listed *file,
+                      struct kv_segment_entry *entries)
+{
+    const struct kv_files *files = disk->work.files;
+    char path[KV_DISK_WORK_PATH_BYTES];
+    enum kv_segment_kind kind = KV_SEGMENT_UNKNOWN;
+    int64_t num_bytes = 0;
+    int32_t num_broken = 0;
+    int failure = kv_disk_work_path(&disk->work, file->number, file->is_partial, path);
+    if (failure == 0) {
+        failure = kv_segment_scan(files, path, &disk->work.layout, &kind, entries, &num_bytes,
+                                  &num_broken);
+    }
+    /* What ended before it had its name. */
+    if (file->is_partial && kind != KV_SEGMENT_UNKNOWN) {
+        (void)files->remove(files->user, path);
+        return;
+    }
+    disk->next_number = file->number + 1;
+    if (kind == KV_SEGMENT_UNKNOWN || kind == KV_SEGMENT_UNWRITTEN) {
+        note_strange(disk, file, failure);
+        return;
+    }
+    disk->metrics.num_damaged += (uint64_t)num_broken;
+    if (failure == 0 && kind == KV_SEGMENT_OURS) {
+        adopt(disk, file->number, entries);
+        return;
+    }
+    if (failure != 0) {
+        disk->metrics.num_read_faults++;
+        disk->metrics.read_failure = -failure;
+    }
+    disk->foreign[disk->num_foreign] =
+        (struct foreign_segment){.number = file->number, .num_bytes = num_bytes};
+    disk->num_foreign++;
+    disk->metrics.num_bytes += num_bytes;
+    disk->metrics.num_foreign_bytes += num_bytes;
+}
+
 static enum imbrex_status scan(struct kv_disk *disk, struct imbrex_error *err)
 {
-    uint32_t *numbers = NULL;
-    int32_t num_numbers = 0;
+    struct listed *files = NULL;
+    int32_t num_files = 0;
     size_t table_bytes = (size_t)disk->work.layout.num_slots * sizeof(struct kv_segment_entry);
-    TRY(list_segments(disk, &numbers, &num_numbers, err));
+    TRY(list_segments(disk, &files, &num_files, err));
     struct kv_segment_entry *entries = malloc(table_bytes);
-    disk->foreign = calloc((size_t)num_numbers + 1, sizeof(*disk->foreign));
-    if (entries == NULL || disk->foreign == NULL) {
-        free(numbers);
+    disk->foreign = calloc((size_t)num_files + 1, sizeof(*disk->foreign));
+    disk->strange = calloc((size_t)num_files + 1, sizeof(*disk->strange));
+    if (entries == NULL || disk->foreign == NULL || disk->strange == NULL) {
+        free(files);
         free(entries);
         return error_out_of_memory(err, "the disk tier's index", table_bytes);
     }
-    if (num_numbers > 0) {
-        qsort(numbers, (size_t)num_numbers, sizeof(*numbers), compare_numbers);
+    if (num_files > 0) {
+        qsort(files, (size_t)num_files, sizeof(*files), compare_listed);
     }
-    for (int32_t i = 0; i < num_numbers; i++) {
-        char path[KV_DISK_WORK_PATH_BYTES];
-        enum kv_segment_kind kind = KV_SEGMENT_FOREIGN;
-        int64_t num_bytes = 0;
-        int32_t num_broken = 0;
-        int failure = kv_disk_work_path(&disk->work, numbers[i], path);
-        if (failure == 0) {
-            failure = kv_segment_scan(disk->work.files, path, &disk->work.layout, &kind, entries,
-                                      &num_bytes, &num_broken);
-        }
-        disk->next_number = numbers[i] + 1;
-        disk->metrics.num_damaged += (uint64_t)num_broken;
-        if (failure != 0) {
-            disk->metrics.num_read_faults++;
-            disk->metrics.last_failure = -failure;
-        } else if (kind == KV_SEGMENT_OURS) {
-            adopt(disk, numbers[i], entries);
-        }
-        if (failure != 0 || kind == KV_SEGMENT_FOREIGN) {
-            disk->foreign[disk->num_foreign] =
-                (struct foreign_segment){.number = numbers[i], .num_bytes = num_bytes};
-            disk->num_foreign++;
-            disk->metrics.num_bytes += num_bytes;
-            disk->metrics.num_foreign_bytes += num_bytes;
-        }
+    for (int32_t i = 0; i < num_files; i++) {
+        scan_file(disk, &files[i], entries);
     }
-    free(numbers);
+    free(files);
     free(entries);
     while (disk->metrics.num_bytes > (int64_t)disk->options.max_bytes && evict(disk)) {
     }
@@ -864,10 +919,10 @@ enum imbrex_status kv_disk_open(const struct kv_disk_options *options, struct kv
     assert(options->block_bytes > 0 && options->block_bytes % KV_BLOCK_ALIGNMENT == 0);
     assert(options->block_bytes <= UINT32_MAX && options->num_readers <= KV_DISK_WORK_MAX_READERS);
     if (options->max_bytes < min_bytes) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "kv_disk_bytes: expected at least %zu, two segments of blocks of %zu "
-                         "bytes, found %zu",
-                         min_bytes, options->block_bytes, options->max_bytes);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_disk_bytes",
+                               ": expected at least %zu, two segments of blocks of %zu "
+                               "bytes, found %zu",
+                               min_bytes, options->block_bytes, options->max_bytes);
     }
     struct kv_disk *created = calloc(1, sizeof(*created));
     if (created == NULL) {
@@ -938,6 +993,7 @@ void kv_disk_close(struct kv_disk *disk)
     free(disk->entries);
     free(disk->was_got);
     free(disk->foreign);
+    free(disk->strange);
     free(disk);
 }
 

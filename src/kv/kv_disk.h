@@ -16,6 +16,7 @@
 #include "kv/kv_files.h"
 #include "kv/kv_folder.h"
 #include "kv/kv_key.h"
+#include "kv/kv_segment.h"
 
 /* Jobs under way at once, puts and gets together. */
 #define KV_DISK_MAX_JOBS 64
@@ -45,6 +46,8 @@ struct kv_disk_metrics {
     uint64_t num_put_bytes;      /* that those that went there take */
     uint64_t num_refused;        /* puts without room, or after a failure to make any */
     uint64_t num_segment_faults; /* segments that could not be made: a full disk, say */
+    uint64_t num_left_out;       /* of the refused puts, those that such a failure cost */
+    uint64_t num_remove_faults;  /* segments that could not be removed */
     uint64_t num_write_faults;   /* blocks not written: no room on the disk, or it failed */
     uint64_t num_read_faults;    /* blocks not read */
     uint64_t num_damaged;        /* blocks, entries and headers that are not what was written */
@@ -52,8 +55,15 @@ struct kv_disk_metrics {
     uint64_t num_moved;          /* blocks that stayed when the rest of their segment went */
     int64_t num_blocks, num_segments, num_bytes; /* now; bytes with those of other owners */
     int64_t num_foreign_bytes;                   /* of other owners, now */
-    int last_failure;                            /* errno of the last write or read fault */
-    int ring_failure; /* errno: why the kernel does not do reads on its own; 0: it does */
+    /* Files named like segments that are none: left alone. The first one's name, and errno, why it
+     * cannot be read; 0: it has other contents. */
+    int64_t num_strange;
+    char strange_name[KV_SEGMENT_NAME_BYTES];
+    int strange_failure;
+    int segment_failure; /* errno of the last segment that could not be made or removed, */
+    int write_failure;   /* of the last block that was not written, */
+    int read_failure;    /* and not read */
+    int ring_failure;    /* errno: why the kernel does not do reads on its own; 0: it does */
 };
 
 struct kv_disk;

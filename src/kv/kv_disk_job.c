@@ -10,11 +10,11 @@
 #define BUFFERS_BYTES ((size_t)32 << 20)
 #define MIN_BUFFERS 2
 
-int kv_disk_work_path(const struct kv_disk_work *work, uint32_t number,
+int kv_disk_work_path(const struct kv_disk_work *work, uint32_t number, bool is_partial,
                       char path[KV_DISK_WORK_PATH_BYTES])
 {
     char name[KV_SEGMENT_NAME_BYTES];
-    kv_segment_name(number, name);
+    kv_segment_name(number, is_partial, name);
     int length = snprintf(path, KV_DISK_WORK_PATH_BYTES, "%s/%s", work->folder, name);
     return length >= 0 && length < KV_DISK_WORK_PATH_BYTES ? 0 : -ENAMETOOLONG;
 }
@@ -23,7 +23,7 @@ int kv_disk_work_open(void *user, uint32_t number)
 {
     const struct kv_disk_work *work = user;
     char path[KV_DISK_WORK_PATH_BYTES];
-    int failure = kv_disk_work_path(work, number, path);
+    int failure = kv_disk_work_path(work, number, false, path);
     return failure == 0 ? work->files->open(work->files->user, path, O_RDONLY, 0) : failure;
 }
 
@@ -73,7 +73,7 @@ static int move_block(struct kv_disk_job *job, const char *path)
     struct kv_segment_entry from = job->entry;
     from.first_page = job->from_page;
     char from_path[KV_DISK_WORK_PATH_BYTES];
-    int failure = kv_disk_work_path(work, job->from_number, from_path);
+    int failure = kv_disk_work_path(work, job->from_number, false, from_path);
     if (failure == 0) {
         failure = kv_segment_read(files, from_path, &from, buffer);
     }
@@ -98,7 +98,7 @@ void kv_disk_job_run(struct kv_io_job *io_job, int32_t worker_idx)
         pack(job, worker_idx);
         return;
     }
-    job->failure = kv_disk_work_path(work, job->number, path);
+    job->failure = kv_disk_work_path(work, job->number, false, path);
     if (job->failure != 0) {
         return;
     }

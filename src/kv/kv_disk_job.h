@@ -61,8 +61,8 @@ enum imbrex_status kv_disk_work_create(struct kv_disk_work *work, int32_t zstd_l
 /* Safe on a zeroed struct. */
 void kv_disk_work_destroy(struct kv_disk_work *work);
 
-/* Of a segment. 0 or -errno. */
-int kv_disk_work_path(const struct kv_disk_work *work, uint32_t number,
+/* Of a segment; is_partial: of one that is not finished. 0 or -errno. */
+int kv_disk_work_path(const struct kv_disk_work *work, uint32_t number, bool is_partial,
                       char path[KV_DISK_WORK_PATH_BYTES]);
 
 /* kv_io_options.open; user: a struct kv_disk_work. */

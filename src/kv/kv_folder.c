@@ -17,8 +17,8 @@
 static enum imbrex_status refuse(const char *path, const char *what, int error,
                                  struct imbrex_error *err)
 {
-    return error_set(err, error == ENOENT ? IMBREX_STATUS_NOT_FOUND : IMBREX_STATUS_IO,
-                     "KV folder %.200s: %s: %s", path, what, system_error_text(error));
+    return error_set(err, IMBREX_STATUS_IO, "KV folder %.200s: %s: %s", path, what,
+                     system_error_text(error));
 }
 
 static enum imbrex_status refuse_file(const char *path, const char *name, const char *what,

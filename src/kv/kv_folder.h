@@ -19,8 +19,8 @@ struct kv_folder {
 };
 
 /* Makes the folder and its parents if they are missing. INVALID_ARGUMENT if another process, or
- * another engine of this one, has it open, or if lock or secret is no regular file; NOT_FOUND, IO
- * as the system says. A secret that is not there or has another length is drawn anew: blocks that
+ * another engine of this one, has it open, or if lock or secret is no regular file; IO, with what
+ * the system says. A secret that is not there or has another length is drawn anew: blocks that
  * were kept under the old one are not found any more. */
 enum imbrex_status kv_folder_open(const char *path, struct kv_folder *folder,
                                   struct imbrex_error *err);

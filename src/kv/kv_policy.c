@@ -6,15 +6,16 @@
 
 static const struct {
     const char *name;
+    bool predicts;
     enum imbrex_status (*create)(const struct kv_policy_options *options, struct kv_policy **policy,
                                  struct imbrex_error *err);
 } policies[] = {
-#define X(name) {#name, kv_policy_##name##_create},
+#define X(name, predicts) {#name, predicts, kv_policy_##name##_create},
     KV_POLICY_LIST(X)
 #undef X
 };
 
-#define X(name) " " #name
+#define X(name, predicts) " " #name
 static const char names[] = KV_POLICY_LIST(X);
 #undef X
 
@@ -54,6 +55,24 @@ void kv_policy_destroy(struct kv_policy *policy)
     if (policy != NULL) {
         policy->functions->destroy(policy);
     }
+}
+
+const char *kv_policy_names(void)
+{
+    return names;
+}
+
+bool kv_policy_find(const char *name, bool *predicts)
+{
+    for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++) {
+        if (strcmp(name, policies[i].name) == 0) {
+            if (predicts != NULL) {
+                *predicts = policies[i].predicts;
+            }
+            return true;
+        }
+    }
+    return false;
 }
 
 const char *kv_policy_name(int32_t policy_idx)

@@ -163,10 +163,19 @@ uint64_t kv_cache_key_hash(const struct kv_cache *cache, int32_t block_idx);
  * INT64_MAX: nobody waits for it. */
 int64_t kv_cache_wanted(const struct kv_cache *cache, int32_t block_idx);
 
-/* X(name): the built-in ones, in the order in which tables show them. */
-#define KV_POLICY_LIST(X) X(lru) X(lfu) X(s3fifo) X(arc) X(gdsf) X(seed) X(queue) X(predictive)
+/* X(name, predicts): the built-in ones, in the order in which tables show them; whether they have
+ * the functions predict and value. */
+#define KV_POLICY_LIST(X) \
+    X(lru, false)         \
+    X(lfu, false)         \
+    X(s3fifo, false)      \
+    X(arc, false)         \
+    X(gdsf, false)        \
+    X(seed, true)         \
+    X(queue, false)       \
+    X(predictive, true)
 
-#define KV_POLICY_DECLARE(name)                                                           \
+#define KV_POLICY_DECLARE(name, predicts)                                                 \
     enum imbrex_status kv_policy_##name##_create(const struct kv_policy_options *options, \
                                                  struct kv_policy **policy,               \
                                                  struct imbrex_error *err);
@@ -181,5 +190,10 @@ enum imbrex_status kv_policy_create(const char *name, const struct kv_policy_opt
 void kv_policy_destroy(struct kv_policy *policy);
 /* The idx'th name, NULL beyond the last. Static storage. */
 const char *kv_policy_name(int32_t policy_idx);
+/* " lru lfu ...": all names, for messages. Static storage. */
+const char *kv_policy_names(void);
+/* Whether there is such a policy; *predicts, which may be NULL: whether it expects blocks before
+ * anybody asks for them, so that prefetching can do something. */
+bool kv_policy_find(const char *name, bool *predicts);
 
 #endif

@@ -135,6 +135,11 @@ bool kv_pool_is_shared(const struct kv_pool *pool, int32_t block_idx)
     return pool->num_users[block_idx] > 1;
 }
 
+bool kv_pool_is_writable(const struct kv_pool *pool, int32_t block_idx)
+{
+    return !kv_pool_is_shared(pool, block_idx) && !pool->is_kept[block_idx];
+}
+
 void kv_pool_pin(struct kv_pool *pool, int32_t block_idx)
 {
     assert(pool->num_users[block_idx] > 0);

@@ -74,9 +74,11 @@ enum imbrex_status kv_pool_acquire(struct kv_pool *pool, int32_t *block_idx);
 void kv_pool_retain(struct kv_pool *pool, int32_t block_idx);
 /* One user less. */
 void kv_pool_release(struct kv_pool *pool, int32_t block_idx);
-/* Whether a write by one of its users would be seen by others. Pins do not count: what they protect
- * is in order with the writes of users. */
+/* Whether somebody else uses it as well. Pins do not count: what they protect is in order with the
+ * writes of users. */
 bool kv_pool_is_shared(const struct kv_pool *pool, int32_t block_idx);
+/* Whether its user may write to it: nobody else uses it, nor is it kept for others to find. */
+bool kv_pool_is_writable(const struct kv_pool *pool, int32_t block_idx);
 
 /* Keeps a block in use from being free or cached until it is unpinned as often as it was pinned. */
 void kv_pool_pin(struct kv_pool *pool, int32_t block_idx);

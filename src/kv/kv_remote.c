@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "kv/kv_fault_log.h"
 #include "kv/kv_remote_known.h"
 #include "kv/kv_remote_link.h"
 #include "kv/kv_remote_worker.h"
@@ -17,9 +18,6 @@
 /* Another engine may put a block at any time, and the server forget one. */
 #define ABSENT_NS INT64_C(5000000000)
 #define THERE_NS INT64_C(60000000000)
-/* Until it has been computed and put again, over what is there. */
-#define DAMAGED_NS INT64_C(600000000000)
-#define LOG_INTERVAL_NS INT64_C(60000000000)
 
 struct kv_remote {
     struct kv_remote_url url;
@@ -30,9 +28,7 @@ struct kv_remote {
     struct kv_remote_known known;
     int64_t now_ns; /* of the last poll */
     struct kv_remote_metrics metrics;
-    uint64_t num_logged; /* faults that the log knows */
-    int64_t last_log_ns;
-    bool has_logged;
+    struct kv_fault_log told;
 };
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
@@ -131,8 +127,8 @@ static void note_outcome(struct kv_remote *remote, const struct kv_remote_job *j
         kv_remote_known_note(&remote->known, &job->key, KV_REMOTE_THERE, remote->now_ns + THERE_NS);
         break;
     case KV_REMOTE_DAMAGED:
-        kv_remote_known_note(&remote->known, &job->key, KV_REMOTE_ABSENT,
-                             remote->now_ns + DAMAGED_NS);
+        /* Until it has been computed and put again, over what is there. */
+        kv_remote_known_note(&remote->known, &job->key, KV_REMOTE_ABSENT, INT64_MAX);
         break;
     case KV_REMOTE_MISSING:
     case KV_REMOTE_ERROR:
@@ -147,6 +143,7 @@ static void note_outcome(struct kv_remote *remote, const struct kv_remote_job *j
 
 static void count(struct kv_remote_metrics *metrics, const struct kv_remote_job *job)
 {
+    metrics->num_damaged += job->is_repair || job->outcome == KV_REMOTE_DAMAGED;
     if (job->kind == KV_REMOTE_JOB_ASK) {
         return;
     }
@@ -162,13 +159,14 @@ static void count(struct kv_remote_metrics *metrics, const struct kv_remote_job 
         metrics->num_gone++;
         break;
     case KV_REMOTE_DAMAGED:
-        metrics->num_damaged++;
         break;
     case KV_REMOTE_ERROR:
         metrics->num_errors++;
+        metrics->num_put_errors += job->kind == KV_REMOTE_JOB_PUT;
         break;
     case KV_REMOTE_DROPPED:
         metrics->num_dropped++;
+        metrics->num_put_dropped += job->kind == KV_REMOTE_JOB_PUT;
         break;
     }
 }
@@ -224,9 +222,9 @@ enum imbrex_status kv_remote_read_url(const char *text, struct kv_remote_url *ur
     struct kv_remote_url parsed;
     TRY(kv_remote_url_parse(text, &parsed, err));
     if (!kv_remote_link_is_built()) {
-        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                         "kv_remote_url: expected a build with hiredis (libhiredis-dev), found one "
-                         "without");
+        return error_set_field(err, IMBREX_STATUS_UNSUPPORTED, "kv_remote_url",
+                               ": expected a build with hiredis (libhiredis-dev), found one "
+                               "without");
     }
     *url = parsed;
     return IMBREX_STATUS_OK;
@@ -298,34 +296,33 @@ uint64_t kv_remote_num_faults(const struct kv_remote_metrics *metrics)
 void kv_remote_log_faults(struct kv_remote *remote, const struct log *log, int64_t now_ns)
 {
     struct kv_remote_metrics metrics = remote->metrics;
+    struct kv_fault_text text = {.length = 0};
     char failure[KV_REMOTE_FAILURE_BYTES];
     kv_remote_worker_read(remote->worker, &metrics, failure);
-    uint64_t num_faults = kv_remote_num_faults(&metrics);
-    uint64_t num_to_log = num_faults + metrics.num_failures;
-    if (num_to_log == remote->num_logged ||
-        (remote->has_logged && now_ns - remote->last_log_ns < LOG_INTERVAL_NS)) {
+    if (!kv_fault_log_is_due(&remote->told, kv_remote_num_faults(&metrics) + metrics.num_failures,
+                             now_ns)) {
         return;
     }
-    if (num_faults == 0) {
-        log_write(log, IMBREX_LOG_LEVEL_WARNING,
-                  "KV remote %s:%" PRId32 "/%" PRId32 ": %" PRIu64
-                  " times no connection, or a broken one; it is %s; last: %s",
-                  remote->url.host, remote->url.port, remote->url.database, metrics.num_failures,
-                  metrics.is_up ? "there now" : "not there now, and done without", failure);
-    } else {
-        log_write(log, IMBREX_LOG_LEVEL_WARNING,
-                  "KV remote %s:%" PRId32 "/%" PRId32 ": %" PRIu64
-                  " blocks were lost and are computed again: %" PRIu64 " not answered, %" PRIu64
-                  " answered with an error, %" PRIu64 " damaged; %" PRIu64
-                  " times no connection, or a broken one; it is %s; last: %s",
-                  remote->url.host, remote->url.port, remote->url.database, num_faults,
-                  metrics.num_dropped, metrics.num_errors, metrics.num_damaged,
-                  metrics.num_failures,
-                  metrics.is_up ? "there now" : "not there now, and done without", failure);
-    }
-    remote->num_logged = num_to_log;
-    remote->last_log_ns = now_ns;
-    remote->has_logged = true;
+    kv_fault_text_add(&text, metrics.num_dropped - metrics.num_put_dropped,
+                      "block not answered for, computed again",
+                      "blocks not answered for, computed again", "");
+    kv_fault_text_add(&text, metrics.num_errors - metrics.num_put_errors,
+                      "block refused, computed again", "blocks refused, computed again", "");
+    kv_fault_text_add(&text, metrics.num_damaged,
+                      "damaged value, computed again and then written over",
+                      "damaged values, computed again and then written over", "");
+    kv_fault_text_add(&text, metrics.num_put_errors, "block that it did not take",
+                      "blocks that it did not take", "");
+    kv_fault_text_add(&text, metrics.num_put_dropped, "block sent without an answer",
+                      "blocks sent without an answer", "");
+    kv_fault_text_add(&text, metrics.num_failures, "time no connection, or a broken one",
+                      "times no connection, or a broken one", "");
+    bool is_ipv6 = strchr(remote->url.host, ':') != NULL;
+    log_write(log, IMBREX_LOG_LEVEL_WARNING,
+              "KV remote %s%s%s:%" PRId32 "/%" PRId32 ": %s; it is %s; last: %s",
+              is_ipv6 ? "[" : "", remote->url.host, is_ipv6 ? "]" : "", remote->url.port,
+              remote->url.database, text.bytes,
+              metrics.is_up ? "there now" : "not there now, and done without", failure);
 }
 
 bool kv_remote_check(const struct kv_remote *remote)

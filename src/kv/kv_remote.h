@@ -53,11 +53,12 @@ struct kv_remote_metrics {
     uint64_t num_gone;         /* gets of what had been there */
     uint64_t num_refused;      /* puts not begun: the server is not there, or takes nothing now */
     /* Faults, by blocks. */
-    uint64_t num_damaged;          /* values that are not what was put */
-    uint64_t num_errors;           /* puts and gets that were answered with an error */
-    uint64_t num_dropped;          /* puts and gets that were not answered */
-    uint64_t num_failures;         /* connections that could not be made, or broke */
-    uint64_t put_bytes, got_bytes; /* of values */
+    uint64_t num_damaged; /* values under blocks' keys that are not what was put */
+    uint64_t num_errors;  /* puts and gets that were answered with an error */
+    uint64_t num_dropped; /* puts and gets that were not answered */
+    uint64_t num_put_errors, num_put_dropped; /* of these, the puts */
+    uint64_t num_failures;                    /* connections that could not be made, or broke */
+    uint64_t put_bytes, got_bytes;            /* of values */
     bool is_up;
 };
 

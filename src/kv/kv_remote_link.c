@@ -47,6 +47,7 @@ struct kv_remote_link {
     bool is_answered;  /* something in the last feed was an answer */
     bool is_explained; /* why the last feed ends the link is in failure */
     bool is_hung_up;   /* the server closed it */
+    bool is_overrun;   /* an answer was longer than any may be */
     char failure[KV_REMOTE_FAILURE_BYTES];
 };
 
@@ -205,6 +206,7 @@ static bool parse(struct kv_remote_link *link, size_t num_received)
     }
     if (reader->len - reader->pos > link->options.max_answer_bytes + RECEIVE_BYTES) {
         kv_remote_link_note(link, "an answer is longer than a block can be", NULL, 0);
+        link->is_overrun = true;
         return false;
     }
     if (link->is_answered) {
@@ -390,6 +392,7 @@ void kv_remote_link_begin(struct kv_remote_link *link, int64_t now_ns)
     link->now_ns = now_ns;
     link->since_ns = now_ns;
     link->is_hung_up = false;
+    link->is_overrun = false;
     link->reader = redisReaderCreateWithFunctions(&link->functions);
     if (link->reader == NULL) {
         kv_remote_link_drop(link, "no memory for a connection");
@@ -478,6 +481,11 @@ enum kv_remote_link_state kv_remote_link_state(const struct kv_remote_link *link
 bool kv_remote_link_is_hung_up(const struct kv_remote_link *link)
 {
     return link->is_hung_up;
+}
+
+bool kv_remote_link_is_overrun(const struct kv_remote_link *link)
+{
+    return link->is_overrun;
 }
 
 const char *kv_remote_link_failure(const struct kv_remote_link *link)

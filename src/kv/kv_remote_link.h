@@ -86,6 +86,8 @@ void kv_remote_link_note(struct kv_remote_link *link, const char *why, const cha
 enum kv_remote_link_state kv_remote_link_state(const struct kv_remote_link *link);
 /* Whether it is DOWN because the server closed it. */
 bool kv_remote_link_is_hung_up(const struct kv_remote_link *link);
+/* Whether it is DOWN because the answer that was due next was longer than any may be. */
+bool kv_remote_link_is_overrun(const struct kv_remote_link *link);
 /* What was noted last, or why it went DOWN: one line. */
 const char *kv_remote_link_failure(const struct kv_remote_link *link);
 

@@ -12,9 +12,9 @@ enum imbrex_status kv_remote_link_create(const struct kv_remote_link_options *op
 {
     (void)options;
     (void)link;
-    return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                     "kv_remote_url: expected a build with hiredis (libhiredis-dev), found one "
-                     "without");
+    return error_set_field(err, IMBREX_STATUS_UNSUPPORTED, "kv_remote_url",
+                           ": expected a build with hiredis (libhiredis-dev), found one "
+                           "without");
 }
 
 /* Without one there is nothing to do. */
@@ -86,6 +86,12 @@ enum kv_remote_link_state kv_remote_link_state(const struct kv_remote_link *link
 }
 
 bool kv_remote_link_is_hung_up(const struct kv_remote_link *link)
+{
+    (void)link;
+    return false;
+}
+
+bool kv_remote_link_is_overrun(const struct kv_remote_link *link)
 {
     (void)link;
     return false;

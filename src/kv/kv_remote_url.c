@@ -2,24 +2,46 @@
 #include "kv/kv_remote_url.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 static const char scheme[] = "redis://";
 static const char tls_scheme[] = "rediss://";
+static const char digits[] = "0123456789";
 
-static enum imbrex_status refuse(const char *expected, struct imbrex_error *err)
+#define MAX_SHOWN_BYTES 24 /* of a setting */
+
+/* What is wrong with the form as a whole. `found` is none of the text, which may be a password. */
+static enum imbrex_status refuse(const char *found, struct imbrex_error *err)
 {
-    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                     "kv_remote_url: expected redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]"
-                     "[?ttl=SECONDS][&zstd=LEVEL], %s",
-                     expected);
+    return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_remote_url",
+                           ": expected redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]"
+                           "[?ttl=SECONDS][&zstd=LEVEL], found %s",
+                           found);
+}
+
+/* Of a number in [min, max]. is_public: what stands there can be shown; else digits alone can,
+ * since other bytes may be a password whose @HOST was forgotten. */
+static enum imbrex_status refuse_number(const char *name, const char *text, size_t length,
+                                        int32_t min, int32_t max, bool is_public,
+                                        struct imbrex_error *err)
+{
+    char found[2 * MAX_SHOWN_BYTES] = "what is not shown, since it is no number";
+    if (length == 0) {
+        (void)snprintf(found, sizeof(found), "nothing");
+    } else if (length <= MAX_SHOWN_BYTES && (is_public || strspn(text, digits) >= length)) {
+        (void)snprintf(found, sizeof(found), "\"%.*s\"", (int)length, text);
+    }
+    return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_remote_url",
+                           ": %s: expected a number from %d to %d, found %s", name, (int)min,
+                           (int)max, found);
 }
 
 static int32_t hex_digit(char c)
 {
-    static const char digits[] = "0123456789abcdef0123456789ABCDEF";
-    const char *at = c != '\0' ? strchr(digits, c) : NULL;
-    return at != NULL ? (int32_t)(at - digits) % 16 : -1;
+    static const char hex_digits[] = "0123456789abcdef0123456789ABCDEF";
+    const char *at = c != '\0' ? strchr(hex_digits, c) : NULL;
+    return at != NULL ? (int32_t)(at - hex_digits) % 16 : -1;
 }
 
 /* A part with its %XX replaced. False: too long, or with a byte 0 or a broken %XX in it. */
@@ -47,24 +69,22 @@ static bool decode(const char *text, size_t length, char *part, size_t part_byte
     return true;
 }
 
-/* All of the text as a number in [0, max]. */
-static bool read_number(const char *text, size_t length, int32_t max, int32_t *number)
+/* All of the text as a number in [min, max]; it has a name for messages. */
+static enum imbrex_status read_number(const char *name, const char *text, size_t length,
+                                      int32_t min, int32_t max, bool is_public, int32_t *number,
+                                      struct imbrex_error *err)
 {
     int64_t read = 0;
-    if (length == 0 || length > 10) {
-        return false;
-    }
-    for (size_t i = 0; i < length; i++) {
-        if (text[i] < '0' || text[i] > '9') {
-            return false;
-        }
+    bool is_number = length > 0 && length <= 10;
+    for (size_t i = 0; is_number && i < length; i++) {
+        is_number = text[i] >= '0' && text[i] <= '9';
         read = 10 * read + (text[i] - '0');
     }
-    if (read > max) {
-        return false;
+    if (!is_number || read < min || read > max) {
+        return refuse_number(name, text, length, min, max, is_public, err);
     }
     *number = (int32_t)read;
-    return true;
+    return IMBREX_STATUS_OK;
 }
 
 static bool read_login(const char *text, size_t length, struct kv_remote_url *url)
@@ -79,14 +99,15 @@ static bool read_login(const char *text, size_t length, struct kv_remote_url *ur
            url->password[0] != '\0';
 }
 
-static bool read_place(const char *text, size_t length, struct kv_remote_url *url)
+static enum imbrex_status read_place(const char *text, size_t length, struct kv_remote_url *url,
+                                     struct imbrex_error *err)
 {
     const char *host = text, *rest;
     size_t host_length;
     if (length > 0 && text[0] == '[') {
         const char *end = memchr(text, ']', length);
         if (end == NULL) {
-            return false;
+            return refuse("a HOST that begins with [ and has no ]", err);
         }
         host = text + 1;
         host_length = (size_t)(end - host);
@@ -97,24 +118,90 @@ static bool read_place(const char *text, size_t length, struct kv_remote_url *ur
         host_length = (size_t)(rest - text);
     }
     size_t rest_length = length - (size_t)(rest - text);
-    if (host_length == 0 || !decode(host, host_length, url->host, sizeof(url->host))) {
-        return false;
+    if (host_length == 0) {
+        return refuse("no HOST", err);
     }
-    return rest_length == 0 ||
-           (rest[0] == ':' && read_number(rest + 1, rest_length - 1, 65535, &url->port) &&
-            url->port > 0);
+    if (!decode(host, host_length, url->host, sizeof(url->host))) {
+        return refuse("a HOST that is too long, or has a % without two hexadecimal digits", err);
+    }
+    if (rest_length > 0 && rest[0] != ':') {
+        return refuse("more than :PORT behind the ] of HOST", err);
+    }
+    return rest_length == 0
+               ? IMBREX_STATUS_OK
+               : read_number("PORT", rest + 1, rest_length - 1, 1, 65535, false, &url->port, err);
 }
 
-static bool read_setting(const char *text, size_t length, struct kv_remote_url *url)
+/* ---- settings -------------------------------------------------------------------------------- */
+
+enum { SETTING_TTL, SETTING_ZSTD, NUM_SETTINGS };
+
+static const struct {
+    const char *name;
+    int32_t min, max;
+} settings_known[NUM_SETTINGS] = {
+    [SETTING_TTL] = {"ttl", 1, KV_REMOTE_MAX_TTL_S},
+    [SETTING_ZSTD] = {"zstd", 0, KV_REMOTE_MAX_ZSTD_LEVEL},
+};
+
+static enum imbrex_status refuse_setting(const char *text, size_t length, struct imbrex_error *err)
 {
-    static const char ttl[] = "ttl=", zstd[] = "zstd=";
-    if (length > strlen(ttl) && strncmp(text, ttl, strlen(ttl)) == 0) {
-        return read_number(text + strlen(ttl), length - strlen(ttl), KV_REMOTE_MAX_TTL_S,
-                           &url->ttl_s);
+    size_t name_length = strspn(text, "abcdefghijklmnopqrstuvwxyz_-");
+    name_length = name_length < length ? name_length : length;
+    if (name_length == 0 || name_length > MAX_SHOWN_BYTES ||
+        (name_length < length && text[name_length] != '=')) {
+        return refuse(length == 0 ? "an empty setting" : "a setting that is none of these", err);
     }
-    return length > strlen(zstd) && strncmp(text, zstd, strlen(zstd)) == 0 &&
-           read_number(text + strlen(zstd), length - strlen(zstd), KV_REMOTE_MAX_ZSTD_LEVEL,
-                       &url->zstd_level);
+    return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_remote_url",
+                           ": expected the settings ttl=SECONDS and zstd=LEVEL, found %s %.*s",
+                           name_length < length ? "an unknown one," : "one without a value,",
+                           (int)name_length, text);
+}
+
+/* is_given: [NUM_SETTINGS] */
+static enum imbrex_status read_setting(const char *text, size_t length, struct kv_remote_url *url,
+                                       bool *is_given, struct imbrex_error *err)
+{
+    int32_t *values[NUM_SETTINGS] = {
+        [SETTING_TTL] = &url->ttl_s, [SETTING_ZSTD] = &url->zstd_level};
+    for (int32_t i = 0; i < NUM_SETTINGS; i++) {
+        const char *name = settings_known[i].name;
+        size_t name_length = strlen(name);
+        if (length <= name_length || strncmp(text, name, name_length) != 0 ||
+            text[name_length] != '=') {
+            continue;
+        }
+        if (is_given[i]) {
+            return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "kv_remote_url",
+                                   ": %s: expected it once, found it twice", name);
+        }
+        is_given[i] = true;
+        return read_number(name, text + name_length + 1, length - name_length - 1,
+                           settings_known[i].min, settings_known[i].max, true, values[i], err);
+    }
+    return refuse_setting(text, length, err);
+}
+
+static enum imbrex_status read_settings(const char *settings, struct kv_remote_url *url,
+                                        struct imbrex_error *err)
+{
+    bool is_given[NUM_SETTINGS] = {false};
+    if (strchr(settings, '@') != NULL) {
+        return refuse("an @ behind the ?, which is written %3F in a password", err);
+    }
+    while (*settings != '\0') {
+        size_t length = strcspn(settings + 1, "&");
+        TRY(read_setting(settings + 1, length, url, is_given, err));
+        settings += 1 + length;
+    }
+#if !IMBREX_HAS_ZSTD
+    if (url->zstd_level > 0) {
+        return error_set_field(err, IMBREX_STATUS_UNSUPPORTED, "kv_remote_url",
+                               ": zstd: expected a build with libzstd (libzstd-dev), found one "
+                               "without");
+    }
+#endif
+    return IMBREX_STATUS_OK;
 }
 
 enum imbrex_status kv_remote_url_parse(const char *text, struct kv_remote_url *url,
@@ -123,10 +210,10 @@ enum imbrex_status kv_remote_url_parse(const char *text, struct kv_remote_url *u
     struct kv_remote_url parsed = {.port = KV_REMOTE_DEFAULT_PORT,
                                    .ttl_s = KV_REMOTE_DEFAULT_TTL_S};
     if (strncmp(text, tls_scheme, strlen(tls_scheme)) == 0) {
-        return refuse("found rediss://: there is no TLS", err);
+        return refuse("rediss://: there is no TLS", err);
     }
     if (strncmp(text, scheme, strlen(scheme)) != 0) {
-        return refuse("found another beginning", err);
+        return refuse("another beginning", err);
     }
     const char *place = text + strlen(scheme);
     const char *settings = place + strcspn(place, "?");
@@ -134,35 +221,22 @@ enum imbrex_status kv_remote_url_parse(const char *text, struct kv_remote_url *u
     for (const char *at = settings; at > place; at--) {
         if (at[-1] == '@') {
             if (!read_login(place, (size_t)(at - 1 - place), &parsed)) {
-                return refuse("found no USER:PASSWORD before the @", err);
+                return refuse("no [USER]:PASSWORD before the @, or one that is too long or has a % "
+                              "without two hexadecimal digits",
+                              err);
             }
             place = at;
             break;
         }
     }
     size_t place_length = strcspn(place, "/?");
-    if (!read_place(place, place_length, &parsed)) {
-        return refuse("found no HOST:PORT", err);
+    TRY(read_place(place, place_length, &parsed, err));
+    if (place[place_length] == '/' && place + place_length + 1 != settings) {
+        TRY(read_number("DB", place + place_length + 1,
+                        (size_t)(settings - place) - place_length - 1, 0, INT32_MAX, false,
+                        &parsed.database, err));
     }
-    if (place[place_length] == '/' && place + place_length + 1 != settings &&
-        !read_number(place + place_length + 1, (size_t)(settings - place) - place_length - 1,
-                     INT32_MAX, &parsed.database)) {
-        return refuse("found a DB that is no number", err);
-    }
-    while (*settings != '\0') {
-        size_t length = strcspn(settings + 1, "&");
-        if (!read_setting(settings + 1, length, &parsed)) {
-            return refuse("found a setting that is none of these, or out of its range", err);
-        }
-        settings += 1 + length;
-    }
-#if !IMBREX_HAS_ZSTD
-    if (parsed.zstd_level > 0) {
-        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                         "kv_remote_url: zstd: expected a build with libzstd (libzstd-dev), found "
-                         "one without");
-    }
-#endif
+    TRY(read_settings(settings, &parsed, err));
     *url = parsed;
     return IMBREX_STATUS_OK;
 }

@@ -4,9 +4,8 @@
  *   redis://[[USER]:PASSWORD@]HOST[:PORT][/DB][?ttl=SECONDS][&zstd=LEVEL]
  *
  * USER, PASSWORD and HOST may have %XX for bytes that mean something else there; an IPv6 address
- * stands in brackets. ttl: how long the server keeps a block, 0: as long as it likes; a day unless
- * said. zstd: values are compressed at that level; 0, the default: they are not. There is no TLS:
- * rediss:// is refused. */
+ * stands in brackets. ttl: how long the server keeps a block, a day unless said. zstd: values are
+ * compressed at that level; 0, the default: they are not. There is no TLS: rediss:// is refused. */
 #ifndef IMBREX_KV_KV_REMOTE_URL_H
 #define IMBREX_KV_KV_REMOTE_URL_H
 
@@ -22,12 +21,13 @@ struct kv_remote_url {
     char user[128];     /* "": the server's default user */
     char password[256]; /* "": none is sent */
     int32_t port, database;
-    int32_t ttl_s;      /* 0: for ever */
+    int32_t ttl_s;      /* 1 to KV_REMOTE_MAX_TTL_S */
     int32_t zstd_level; /* 0: as they are */
 };
 
-/* INVALID_ARGUMENT; UNSUPPORTED for what this build has no library for. No message has anything of
- * the text, which may be a password. */
+/* INVALID_ARGUMENT; UNSUPPORTED for what this build has no library for. Messages name the part that
+ * is wrong and show numbers and names of settings: nothing else of the text, which may be a
+ * password. */
 enum imbrex_status kv_remote_url_parse(const char *text, struct kv_remote_url *url,
                                        struct imbrex_error *err);
 

@@ -116,6 +116,25 @@ static void end_job(struct kv_remote_worker *worker, struct kv_remote_job *job,
     kv_remote_job_append(&worker->ended, job);
 }
 
+static bool has_value_to_set(const struct kv_remote_job *job)
+{
+    return job->kind == KV_REMOTE_JOB_PUT && job->is_missing;
+}
+
+static bool has_value(const struct kv_remote_job *job)
+{
+    return job->kind == KV_REMOTE_JOB_GET || has_value_to_set(job);
+}
+
+/* A put of which it is known by now that it is to be written. */
+static void put_after_all(struct kv_remote_worker *worker, struct kv_remote_job *job)
+{
+    job->is_missing = true;
+    pthread_mutex_lock(&worker->lock);
+    list_prepend(&worker->waiting[KV_REMOTE_JOB_PUT], job);
+    pthread_mutex_unlock(&worker->lock);
+}
+
 /* Something that was asked for came: the server is well. */
 static void note_success(struct kv_remote_worker *worker)
 {
@@ -123,9 +142,29 @@ static void note_success(struct kv_remote_worker *worker)
     worker->num_failures_in_a_row = 0;
 }
 
+/* Under the key is something else: the value that nobody can use costs its own key and no more. */
+static void take_foreign(struct kv_remote_worker *worker, struct kv_remote_job *job,
+                         const char *what)
+{
+    note_success(worker);
+    kv_remote_link_note(worker->link, "under a block's key is ", what, strlen(what));
+    if (job->kind != KV_REMOTE_JOB_PUT) {
+        end_job(worker, job, KV_REMOTE_DAMAGED);
+        return;
+    }
+    job->is_repair = true;
+    put_after_all(worker, job);
+}
+
 static void take_error(struct kv_remote_worker *worker, struct kv_remote_job *job,
                        const struct kv_remote_answer *answer)
 {
+    static const char wrong_type[] = "WRONGTYPE";
+    if (!has_value_to_set(job) && answer->num_bytes >= strlen(wrong_type) &&
+        memcmp(answer->bytes, wrong_type, strlen(wrong_type)) == 0) {
+        take_foreign(worker, job, "what is no string");
+        return;
+    }
     kv_remote_link_note(worker->link, "the server says: ", answer->bytes, answer->num_bytes);
     if (job->kind == KV_REMOTE_JOB_PUT) {
         /* Out of memory, read only, not allowed: reading may go on. */
@@ -157,36 +196,39 @@ static bool take_value(struct kv_remote_worker *worker, struct kv_remote_job *jo
         end_job(worker, job, KV_REMOTE_GOOD);
     } else {
         worker->num_errors_in_a_row++;
-        kv_remote_link_note(worker->link, "a value is not what was put", NULL, 0);
+        kv_remote_link_note(worker->link, "under a block's key is a value that is not what was put",
+                            NULL, 0);
         end_job(worker, job, KV_REMOTE_DAMAGED);
     }
     return true;
 }
 
-/* False: no EXISTS has that answer. */
-static bool take_existence(struct kv_remote_worker *worker, struct kv_remote_job *job,
-                           const struct kv_remote_answer *answer)
+/* False: no STRLEN has that answer. */
+static bool take_length(struct kv_remote_worker *worker, struct kv_remote_job *job,
+                        const struct kv_remote_answer *answer)
 {
-    if (answer->kind != KV_REMOTE_ANSWER_NUMBER || answer->number < 0 || answer->number > 1) {
+    char what[64];
+    size_t max_bytes = kv_remote_value_max_bytes(worker->codec);
+    if (answer->kind != KV_REMOTE_ANSWER_NUMBER || answer->number < 0) {
         return false;
+    }
+    bool is_there = answer->number > 0;
+    if (is_there && (answer->number <= (long long)sizeof(struct kv_remote_header) ||
+                     answer->number > (long long)max_bytes)) {
+        (void)snprintf(what, sizeof(what), "a value of %lld bytes, a block's has %zu at most",
+                       answer->number, max_bytes);
+        take_foreign(worker, job, what);
+        return true;
     }
     note_success(worker);
     if (job->kind == KV_REMOTE_JOB_ASK) {
-        end_job(worker, job, answer->number == 1 ? KV_REMOTE_GOOD : KV_REMOTE_MISSING);
-    } else if (answer->number == 1) {
+        end_job(worker, job, is_there ? KV_REMOTE_GOOD : KV_REMOTE_MISSING);
+    } else if (is_there) {
         end_job(worker, job, KV_REMOTE_KNOWN);
     } else {
-        job->is_missing = true;
-        pthread_mutex_lock(&worker->lock);
-        list_prepend(&worker->waiting[KV_REMOTE_JOB_PUT], job);
-        pthread_mutex_unlock(&worker->lock);
+        put_after_all(worker, job);
     }
     return true;
-}
-
-static bool has_value(const struct kv_remote_job *job)
-{
-    return job->kind == KV_REMOTE_JOB_GET || (job->kind == KV_REMOTE_JOB_PUT && job->is_missing);
 }
 
 static bool on_answer(void *user, const struct kv_remote_answer *answer)
@@ -203,7 +245,7 @@ static bool on_answer(void *user, const struct kv_remote_answer *answer)
     } else if (job->kind == KV_REMOTE_JOB_GET) {
         is_possible = take_value(worker, job, answer);
     } else if (!has_value(job)) {
-        is_possible = take_existence(worker, job, answer);
+        is_possible = take_length(worker, job, answer);
     } else if (answer->kind == KV_REMOTE_ANSWER_STATUS) {
         note_success(worker);
         worker->pause_ns = 0;
@@ -245,7 +287,8 @@ static void give(struct kv_remote_worker *worker, struct kv_remote_job *job, int
     if (job->kind == KV_REMOTE_JOB_GET) {
         parts[0] = text_part("GET");
     } else if (!has_value(job)) {
-        parts[0] = text_part("EXISTS");
+        /* A string that is not there has length 0, as one that is of no use. */
+        parts[0] = text_part("STRLEN");
     } else {
         size_t num_bytes;
         parts[0] = text_part("SET");
@@ -253,13 +296,10 @@ static void give(struct kv_remote_worker *worker, struct kv_remote_job *job, int
             kv_remote_value_make(worker->codec, &job->key, job->token_ids, job->block, &num_bytes);
         parts[2].num_bytes = num_bytes;
         worker->new_put_bytes += num_bytes;
-        num_parts = 3;
-        if (worker->options.url->ttl_s > 0) {
-            (void)snprintf(ttl, sizeof(ttl), "%" PRId32, worker->options.url->ttl_s);
-            parts[3] = text_part("EX");
-            parts[4] = text_part(ttl);
-            num_parts = 5;
-        }
+        (void)snprintf(ttl, sizeof(ttl), "%" PRId32, worker->options.url->ttl_s);
+        parts[3] = text_part("EX");
+        parts[4] = text_part(ttl);
+        num_parts = 5;
     }
     if (has_value(job)) {
         worker->flight_bytes += kv_remote_value_max_bytes(worker->codec);
@@ -330,6 +370,11 @@ static void note_down(struct kv_remote_worker *worker, int64_t now_ns)
     }
     if (worker->num_failures_in_a_row < INT32_MAX) {
         worker->num_failures_in_a_row++;
+    }
+    /* What is too long is so the next time, too. */
+    if (kv_remote_link_is_overrun(worker->link) && worker->flight.first != NULL &&
+        worker->flight.first->kind == KV_REMOTE_JOB_GET) {
+        end_job(worker, kv_remote_job_take(&worker->flight), KV_REMOTE_DAMAGED);
     }
     list_take_all(&worker->ended, &worker->flight, KV_REMOTE_DROPPED);
     worker->flight_bytes = 0;

@@ -25,6 +25,7 @@ struct kv_remote_job {
     enum kv_remote_job_kind kind;
     enum kv_remote_outcome outcome;
     bool is_missing; /* of a put: the server does not have it, as far as is known */
+    bool is_repair;  /* of a put: what the server had is no such block, and is written over */
     struct kv_key key;
     int32_t token_ids[KV_BLOCK_SIZE];
     void *block;

@@ -67,9 +67,10 @@ static int64_t entry_offset(int32_t slot_idx)
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-void kv_segment_name(uint32_t number, char name[KV_SEGMENT_NAME_BYTES])
+void kv_segment_name(uint32_t number, bool is_partial, char name[KV_SEGMENT_NAME_BYTES])
 {
-    (void)snprintf(name, KV_SEGMENT_NAME_BYTES, "%08x%s", (unsigned)number, extension);
+    (void)snprintf(name, KV_SEGMENT_NAME_BYTES, "%08x%s%s", (unsigned)number, extension,
+                   is_partial ? partial_extension : "");
 }
 
 bool kv_segment_parse_name(const char *name, uint32_t *number, bool *is_partial)
@@ -214,6 +215,7 @@ static int scan_open(const struct kv_files *files, int fd, const struct kv_segme
                      enum kv_segment_kind *kind, struct kv_segment_entry *entries,
                      int64_t *num_bytes, int32_t *num_broken)
 {
+    static const struct kv_segment_header unwritten;
     struct kv_segment_header header;
     int64_t file_bytes = files->size(files->user, fd);
     if (file_bytes < 0) {
@@ -221,8 +223,11 @@ static int scan_open(const struct kv_files *files, int fd, const struct kv_segme
     }
     *num_bytes = file_bytes;
     int failure = kv_files_read_all(files, fd, &header, sizeof(header), 0);
+    if (file_bytes == 0 || (failure == 0 && memcmp(&header, &unwritten, sizeof(header)) == 0)) {
+        *kind = KV_SEGMENT_UNWRITTEN;
+        return 0;
+    }
     if (failure == -ENODATA || (failure == 0 && memcmp(header.magic, magic, sizeof(magic)) != 0)) {
-        *kind = KV_SEGMENT_UNKNOWN;
         return 0;
     }
     if (failure != 0) {
@@ -254,6 +259,7 @@ int kv_segment_scan(const struct kv_files *files, const char *path,
                     const struct kv_segment_layout *layout, enum kv_segment_kind *kind,
                     struct kv_segment_entry *entries, int64_t *num_bytes, int32_t *num_broken)
 {
+    *kind = KV_SEGMENT_UNKNOWN;
     *num_bytes = 0;
     *num_broken = 0;
     int fd = files->open(files->user, path, O_RDONLY, 0);

@@ -65,7 +65,8 @@ int64_t kv_segment_file_bytes(const struct kv_segment_layout *layout);
 /* Pages that so many bytes of a block take. */
 uint32_t kv_segment_num_pages(size_t num_bytes);
 
-void kv_segment_name(uint32_t number, char name[KV_SEGMENT_NAME_BYTES]);
+/* is_partial: of one that is not finished. */
+void kv_segment_name(uint32_t number, bool is_partial, char name[KV_SEGMENT_NAME_BYTES]);
 /* False for a name that no segment has. *is_partial: it is one that was never finished. */
 bool kv_segment_parse_name(const char *name, uint32_t *number, bool *is_partial);
 
@@ -83,10 +84,12 @@ int kv_segment_create(const struct kv_files *files, const char *path,
 enum kv_segment_kind {
     KV_SEGMENT_OURS,
     KV_SEGMENT_FOREIGN, /* of another model, layout, version or secret; or its header is damaged */
-    KV_SEGMENT_UNKNOWN, /* no segment at all */
+    KV_SEGMENT_UNWRITTEN, /* nothing, or zeros where the header is to be */
+    KV_SEGMENT_UNKNOWN,   /* no segment at all, or nobody can tell */
 };
 
 /* What a segment holds, as it is found after a restart.
+ *   kind        written, also after a failure
  *   entries     [num_slots], written if it is ours: those that are not valid are zeroed; of the
  *               others, block and file fit each other
  *   num_bytes   written: of the file

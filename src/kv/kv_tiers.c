@@ -2,20 +2,21 @@
 #include "kv/kv_tiers.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "kv/kv_host.h"
+#include "kv/kv_tiers_faults.h"
 
 /* Without a host tier: so many slots, room for a disk's jobs and as many blocks that wait. */
 #define NUM_PASSING_SLOTS (2 * KV_DISK_MAX_JOBS)
 #define MAX_FETCHES 48 /* a disk is busy with them, and a nearer request never waits for more */
-#define NUM_BATCHES 4  /* of copies under way, each way */
-#define MAX_MOVES 64   /* of one batch */
+/* Of copies under way, each way. The engine looks once a step: what it gives then has to keep the
+ * link busy until the next look has seen that it is done, 10 ms of 1,000 blocks of 512 KiB. */
+#define NUM_BATCHES 16
+#define MAX_MOVES 64 /* of one batch */
 #define NUM_MEASURED 16
-#define LOG_INTERVAL_NS INT64_C(60000000000)
 #define FLUSH_WAIT_NS INT64_C(100000000)
 /* Where two may be waited for, one of them is, for so long. */
 #define SHORT_WAIT_NS INT64_C(1000000)
@@ -27,6 +28,7 @@ struct move {
     int32_t slot_idx, block_idx;
     enum kv_tier from;
     bool has_parent;
+    bool is_covered; /* see num_covered */
 };
 
 /* Copies that are told together. */
@@ -34,9 +36,10 @@ struct batch {
     struct move moves[MAX_MOVES]; /* [num_moves] */
     struct device_event *event;
     int32_t num_moves;
-    int32_t num_told; /* of the moves, those that poll has given back */
-    bool is_given;    /* the event is recorded behind all of them */
-    bool is_failed;   /* none of them counts */
+    int32_t num_told;    /* of the moves, those that poll has given back */
+    int32_t num_covered; /* of copies out, those behind which a copy in comes, and no step before */
+    bool is_given;       /* the event is recorded behind all of them */
+    bool is_failed;      /* none of them counts */
 };
 
 /* Batches one way: num_batches from first on are filled, given or read. */
@@ -69,9 +72,7 @@ struct kv_tiers {
     bool *is_moving; /* [num_slots] a promotion is under way */
     bool is_flushing;
     bool has_failed; /* the device no longer says what is done */
-    int64_t last_log_ns;
-    bool has_logged;
-    uint64_t num_logged; /* faults that the log knows */
+    struct kv_fault_log told;
     struct kv_tiers_metrics metrics;
 };
 
@@ -286,6 +287,7 @@ static struct batch *add_batch(struct direction *direction)
     direction->num_batches++;
     batch->num_moves = 0;
     batch->num_told = 0;
+    batch->num_covered = 0;
     batch->is_given = false;
     batch->is_failed = false;
     return batch;
@@ -296,11 +298,19 @@ static struct batch *open_batch(struct direction *direction)
 {
     if (direction->num_batches > 0) {
         struct batch *last = batch_at(direction, direction->num_batches - 1);
-        if (!last->is_given) {
-            return last->num_moves < MAX_MOVES ? last : NULL;
+        if (!last->is_given && last->num_moves < MAX_MOVES) {
+            return last;
         }
     }
     return direction->num_batches < NUM_BATCHES ? add_batch(direction) : NULL;
+}
+
+/* What failed on the stream before was told by another batch's event. Where this cannot be said,
+ * the batch fails with the one before. */
+static void count_from_here(struct kv_tiers *tiers, const struct batch *batch,
+                            enum device_stream stream)
+{
+    (void)device_event_record(tiers->device, batch->event, stream);
 }
 
 /* Waits for a stream whose event could not be put where it was meant to be. */
@@ -312,9 +322,46 @@ static void drain(struct kv_tiers *tiers, const struct batch *batch, enum device
     }
 }
 
-/* Closes the copies out that were given: the step's stream and the one of copies in go on behind
- * them only. Told again each time, as long as copies out are under way: a stream on which something
- * failed forgets what it was to wait for. */
+/* The last copies out that a step could write under; NULL: none, or only such as a copy in to the
+ * same block comes behind, and nobody has that block before. */
+static const struct batch *find_uncovered(struct kv_tiers *tiers)
+{
+    for (int32_t i = tiers->out.num_batches - 1; i >= 0; i--) {
+        const struct batch *batch = batch_at(&tiers->out, i);
+        if (batch->num_covered < batch->num_moves) {
+            return batch;
+        }
+    }
+    return NULL;
+}
+
+/* Gives the batch's copies to the direction's stream. Those that are refused may be under way all
+ * the same: their slots and blocks are nobody else's before the batch is done. */
+static void give_copies(struct kv_tiers *tiers, struct batch *batch,
+                        const struct direction *direction)
+{
+    struct device_copy copies[MAX_MOVES];
+    size_t block_bytes = tiers->host.block_bytes;
+    bool is_out = direction == &tiers->out;
+    for (int32_t i = 0; i < batch->num_moves; i++) {
+        const struct move *move = &batch->moves[i];
+        unsigned char *slot = kv_host_block(&tiers->host, move->slot_idx);
+        unsigned char *block = tiers->blocks + (size_t)move->block_idx * block_bytes;
+        copies[i] = (struct device_copy){.destination = is_out ? slot : block,
+                                         .source = is_out ? block : slot,
+                                         .num_bytes = block_bytes};
+    }
+    batch->is_given = true;
+    count_from_here(tiers, batch, direction->stream);
+    if (device_copy_batch_async(tiers->device, direction->stream, copies, batch->num_moves) !=
+        IMBREX_STATUS_OK) {
+        batch->is_failed = true;
+    }
+}
+
+/* Gives the copies out that were asked for: the step's stream and the one of copies in go on behind
+ * them only, the step's where it has to. Told again each time, as long as copies out are under way:
+ * a stream on which something failed forgets what it was to wait for. */
 static void fence_out(struct kv_tiers *tiers)
 {
     struct device *device = tiers->device;
@@ -324,57 +371,79 @@ static void fence_out(struct kv_tiers *tiers)
     }
     struct batch *batch = batch_at(&tiers->out, tiers->out.num_batches - 1);
     if (!batch->is_given) {
-        batch->is_given = true;
+        give_copies(tiers, batch, &tiers->out);
         status = device_event_record(device, batch->event, tiers->out.stream);
     }
+    const struct batch *uncovered = find_uncovered(tiers);
+    if (status == IMBREX_STATUS_OK && uncovered != NULL) {
+        status = device_event_wait(device, uncovered->event, DEVICE_STREAM_STEP);
+    }
     if (status != IMBREX_STATUS_OK ||
-        device_event_wait(device, batch->event, DEVICE_STREAM_STEP) != IMBREX_STATUS_OK ||
         device_event_wait(device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
         drain(tiers, batch, tiers->out.stream);
         batch->is_failed = true;
     }
 }
 
+/* A copy in to the block is to come: behind the copy out from it, if one has just been given. */
+static void cover_out(struct kv_tiers *tiers, int32_t block_idx)
+{
+    if (tiers->out.num_batches == 0) {
+        return;
+    }
+    struct batch *batch = batch_at(&tiers->out, tiers->out.num_batches - 1);
+    for (int32_t i = batch->num_moves - 1; !batch->is_given && i >= 0; i--) {
+        struct move *move = &batch->moves[i];
+        if (move->block_idx == block_idx && !move->is_covered) {
+            move->is_covered = true;
+            batch->num_covered++;
+            return;
+        }
+    }
+}
+
+/* A copy in failed: blocks may come back to steps earlier than the copies out from them are done.
+ */
+static void uncover_out(struct kv_tiers *tiers)
+{
+    for (int32_t i = 0; i < tiers->out.num_batches; i++) {
+        batch_at(&tiers->out, i)->num_covered = 0;
+    }
+}
+
 /* A batch for one more copy out, waiting for one where all are under way. */
 static struct batch *open_out(struct kv_tiers *tiers)
 {
+    if (tiers->out.num_batches > 0) {
+        const struct batch *last = batch_at(&tiers->out, tiers->out.num_batches - 1);
+        if (!last->is_given && last->num_moves == MAX_MOVES) {
+            fence_out(tiers);
+        }
+    }
     struct batch *batch = open_batch(&tiers->out);
     if (batch == NULL) {
-        fence_out(tiers);
-        if (tiers->out.num_batches == NUM_BATCHES) {
-            (void)collect_out(tiers, true);
-        }
+        (void)collect_out(tiers, true);
         batch = open_batch(&tiers->out);
     }
     return batch;
 }
 
-static void give_in(struct kv_tiers *tiers)
+static void give_batch(struct kv_tiers *tiers, struct batch *batch)
 {
-    struct device_copy copies[MAX_MOVES];
-    size_t block_bytes = tiers->host.block_bytes;
-    if (tiers->in.num_batches == 0) {
-        return;
-    }
-    struct batch *batch = batch_at(&tiers->in, tiers->in.num_batches - 1);
-    if (batch->is_given) {
-        return;
-    }
-    for (int32_t i = 0; i < batch->num_moves; i++) {
-        const struct move *move = &batch->moves[i];
-        copies[i] = (struct device_copy){.destination =
-                                             tiers->blocks + (size_t)move->block_idx * block_bytes,
-                                         .source = kv_host_block(&tiers->host, move->slot_idx),
-                                         .num_bytes = block_bytes};
-    }
-    batch->is_given = true;
-    if (device_copy_batch_async(tiers->device, tiers->in.stream, copies, batch->num_moves) !=
-        IMBREX_STATUS_OK) {
-        batch->is_failed = true;
-    }
+    give_copies(tiers, batch, &tiers->in);
     if (device_event_record(tiers->device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
         drain(tiers, batch, tiers->in.stream);
         batch->is_failed = true;
+    }
+}
+
+static void give_in(struct kv_tiers *tiers)
+{
+    for (int32_t i = 0; i < tiers->in.num_batches; i++) {
+        struct batch *batch = batch_at(&tiers->in, i);
+        if (!batch->is_given) {
+            give_batch(tiers, batch);
+        }
     }
 }
 
@@ -471,14 +540,6 @@ void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int
     }
     tiers->wanted[slot_idx] = 0;
     tiers->origins[slot_idx] = KV_TIER_HOST;
-    const struct device_copy copy = {.destination = kv_host_block(&tiers->host, slot_idx),
-                                     .source = tiers->blocks +
-                                               (size_t)block_idx * tiers->host.block_bytes,
-                                     .num_bytes = tiers->host.block_bytes};
-    /* A copy that was refused may be under way all the same: its slot is nobody else's before the
-     * batch is done. */
-    batch->is_failed |=
-        device_copy_batch_async(tiers->device, tiers->out.stream, &copy, 1) != IMBREX_STATUS_OK;
     batch->moves[batch->num_moves] = (struct move){.slot_idx = slot_idx, .block_idx = block_idx};
     batch->num_moves++;
 }
@@ -566,6 +627,16 @@ void kv_tiers_end_look(struct kv_tiers *tiers)
     }
 }
 
+bool kv_tiers_can_promote(const struct kv_tiers *tiers)
+{
+    const struct direction *in = &tiers->in;
+    if (in->num_batches < NUM_BATCHES) {
+        return true;
+    }
+    const struct batch *last = &in->batches[(in->first + in->num_batches - 1) % NUM_BATCHES];
+    return !last->is_given && last->num_moves < MAX_MOVES;
+}
+
 bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
                       const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx)
 {
@@ -585,6 +656,7 @@ bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
     batch->num_moves++;
     tiers->origins[slot_idx] = KV_TIER_HOST;
     tiers->is_moving[slot_idx] = true;
+    cover_out(tiers, block_idx);
     return true;
 }
 
@@ -601,6 +673,9 @@ bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
             return false;
         }
         batch->is_failed |= status != IMBREX_STATUS_OK;
+        if (batch->is_failed) {
+            uncover_out(tiers);
+        }
     }
     const struct move *move = &batch->moves[batch->num_told];
     *promotion = (struct kv_promotion){
@@ -634,25 +709,8 @@ static void log_faults(struct kv_tiers *tiers, int64_t now_ns)
         kv_remote_log_faults(tiers->remote, tiers->log, now_ns);
     }
     kv_tiers_read_metrics(tiers, &metrics);
-    uint64_t num_faults = metrics.num_copy_faults + metrics.disk.num_write_faults +
-                          metrics.disk.num_read_faults + metrics.disk.num_damaged;
-    uint64_t num_to_log = num_faults + metrics.disk.num_segment_faults;
-    if (num_to_log == tiers->num_logged ||
-        (tiers->has_logged && now_ns - tiers->last_log_ns < LOG_INTERVAL_NS)) {
-        return;
-    }
-    log_write(tiers->log, IMBREX_LOG_LEVEL_WARNING,
-              "KV tiers%s%s: %" PRIu64 " blocks were lost and are computed again: %" PRIu64
-              " not written, %" PRIu64 " not read, %" PRIu64 " damaged, %" PRIu64
-              " not copied; %" PRIu64 " times no room could be made on the disk%s%s",
-              tiers->folder != NULL ? " in " : "", tiers->folder != NULL ? tiers->folder->path : "",
-              num_faults, metrics.disk.num_write_faults, metrics.disk.num_read_faults,
-              metrics.disk.num_damaged, metrics.num_copy_faults, metrics.disk.num_segment_faults,
-              metrics.disk.last_failure != 0 ? "; last: " : "",
-              metrics.disk.last_failure != 0 ? system_error_text(metrics.disk.last_failure) : "");
-    tiers->num_logged = num_to_log;
-    tiers->last_log_ns = now_ns;
-    tiers->has_logged = true;
+    kv_tiers_tell_faults(&tiers->told, &metrics, tiers->folder != NULL ? tiers->folder->path : NULL,
+                         tiers->log, now_ns);
 }
 
 void kv_tiers_update(struct kv_tiers *tiers, int64_t now_ns)
@@ -677,7 +735,8 @@ static int32_t count_asks(const struct kv_tiers *tiers)
 
 bool kv_tiers_is_moving(const struct kv_tiers *tiers)
 {
-    return tiers->num_fetches > 0 || tiers->in.num_batches > 0 || count_asks(tiers) > 0;
+    return tiers->num_fetches > 0 || tiers->in.num_batches > 0 || tiers->out.num_batches > 0 ||
+           count_asks(tiers) > 0;
 }
 
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
@@ -685,17 +744,24 @@ bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
     return tiers->in.num_batches > 0;
 }
 
+/* A copy takes no longer than a step; what it says, poll and update ask again. */
+static void wait_for_copies(struct kv_tiers *tiers, struct direction *direction)
+{
+    const struct batch *batch = batch_at(direction, 0);
+    if (batch->is_given && !batch->is_failed) {
+        (void)device_event_synchronize(tiers->device, batch->event);
+    }
+}
+
 void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns)
 {
     if (tiers->in.num_batches > 0) {
-        const struct batch *batch = batch_at(&tiers->in, 0);
-        if (batch->is_given && !batch->is_failed) {
-            /* A copy takes no longer than a step; what it says, poll asks again. */
-            (void)device_event_synchronize(tiers->device, batch->event);
-        }
-    } else {
+        wait_for_copies(tiers, &tiers->in);
+    } else if (tiers->num_fetches > 0 || count_asks(tiers) > 0) {
         int32_t num_gets = tiers->remote != NULL ? kv_remote_num_gets(tiers->remote) : 0;
         wait_below(tiers, tiers->num_fetches - num_gets, num_gets + count_asks(tiers), timeout_ns);
+    } else if (tiers->out.num_batches > 0) {
+        wait_for_copies(tiers, &tiers->out);
     }
 }
 
@@ -706,11 +772,12 @@ void kv_tiers_begin_flush(struct kv_tiers *tiers)
     tiers->send_until_ns = clock_now_ns() + MAX_FLUSH_SEND_NS;
 }
 
-void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns)
+void kv_tiers_end_flush(struct kv_tiers *tiers)
 {
     while (flush_some(tiers)) {
     }
-    log_faults(tiers, now_ns);
+    /* The last word: no minute is waited for. */
+    log_faults(tiers, INT64_MAX);
 }
 
 /* ---- create and destroy ---------------------------------------------------------------------- */

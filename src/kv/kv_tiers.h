@@ -11,8 +11,10 @@
  *
  * On the device, copies out run on DEVICE_STREAM_KV_OUT and copies in on DEVICE_STREAM_KV_IN.
  * Neither the next step nor a copy in begins before the copies out that were given by then
- * (kv_tiers_start); kv_tiers_poll tells of a promoted block when its copy is done, and it may be
- * read from then on. What a step wrote can be copied out once the step has been collected.
+ * (kv_tiers_start); only where a block is promoted into as soon as it has been demoted, the step
+ * goes on, for the copy in waits. kv_tiers_poll tells of a promoted block when its copy is done,
+ * and it may be read from then on. What a step wrote can be copied out once the step has been
+ * collected.
  *
  * One thread uses it, the one that uses the device. Nothing here waits but what says so. */
 #ifndef IMBREX_KV_KV_TIERS_H
@@ -105,6 +107,8 @@ enum kv_place kv_tiers_look(struct kv_tiers *tiers, const struct kv_key *key,
                             const int32_t *token_ids);
 /* Begins to fetch what look said is on DISK or REMOTE. False: not now, too many are under way. */
 bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids);
+/* Whether promote will take one more: before a block is taken for it. */
+bool kv_tiers_can_promote(const struct kv_tiers *tiers);
 /* Copies what look said is in the HOST place to block_idx, which nobody may touch until poll has
  * given it back. parent_key: for the promotion; NULL: it is a head. False, and nothing has
  * happened: too many are under way. */
@@ -117,7 +121,7 @@ enum imbrex_status kv_tiers_start(struct kv_tiers *tiers);
 /* The next promotion that is over, in the order in which they were asked for; false: none yet. */
 bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion);
 
-/* Whether a block is on its way up, or the remote tier is asked for one. */
+/* Whether a block is on its way up, or down into a slot, or the remote tier is asked for one. */
 bool kv_tiers_is_moving(const struct kv_tiers *tiers);
 /* Whether poll has promotions to give back, now or later. */
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers);
@@ -129,7 +133,7 @@ void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns);
  * promotions are under way. */
 void kv_tiers_begin_flush(struct kv_tiers *tiers);
 /* Waits until they have everything, or take no more; what was lost on the way is logged. */
-void kv_tiers_end_flush(struct kv_tiers *tiers, int64_t now_ns);
+void kv_tiers_end_flush(struct kv_tiers *tiers);
 
 void kv_tiers_read_metrics(const struct kv_tiers *tiers, struct kv_tiers_metrics *metrics);
 /* True if all parts agree. For tests and idle moments. */

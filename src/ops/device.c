@@ -80,10 +80,10 @@ enum imbrex_status device_parse(const char *name, struct device_choice *choice,
                (name[4] == '\0' || (name[4] == ':' && parse_idx(name + 5, &parsed.idx)))) {
         parsed.kind = DEVICE_KIND_CUDA;
     } else if (name != NULL && strcmp(name, "cpu") != 0) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "device: expected \"cpu\", \"cuda\", \"cuda:N\" or \"auto\", found "
-                         "\"%.64s\"",
-                         name);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "device",
+                               ": expected \"cpu\", \"cuda\", \"cuda:N\" or \"auto\", found "
+                               "\"%.64s\"",
+                               name);
     }
     *choice = parsed;
     return IMBREX_STATUS_OK;

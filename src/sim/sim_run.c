@@ -61,6 +61,12 @@ const char *imbrex_kv_policy_name(int32_t policy_idx)
     return kv_policy_name(policy_idx);
 }
 
+bool imbrex_kv_policy_predicts(const char *name)
+{
+    bool predicts = false;
+    return kv_policy_find(name, &predicts) && predicts;
+}
+
 struct imbrex_kv_sim_options imbrex_kv_sim_options_default(void)
 {
     return (struct imbrex_kv_sim_options){

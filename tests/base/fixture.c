@@ -29,21 +29,26 @@ const char *fixture_path(char path[FIXTURE_PATH_BYTES], const char *name)
     return path;
 }
 
-const char *fixture_folder(char path[FIXTURE_PATH_BYTES], const char *name)
+void fixture_empty_folder(const char *path)
 {
     char entry_path[2 * FIXTURE_PATH_BYTES];
-    snprintf(path, FIXTURE_PATH_BYTES, "%s/scratch/%s", TEST_BUILD_DIR, name);
     DIR *listing = opendir(path);
-    if (listing != NULL) {
-        const struct dirent *entry;
-        while ((entry = readdir(listing)) != NULL) {
-            if (entry->d_name[0] != '.') {
-                snprintf(entry_path, sizeof(entry_path), "%s/%s", path, entry->d_name);
-                remove(entry_path);
-            }
-        }
-        closedir(listing);
+    if (listing == NULL) {
+        return;
     }
+    for (const struct dirent *entry; (entry = readdir(listing)) != NULL;) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            snprintf(entry_path, sizeof(entry_path), "%s/%s", path, entry->d_name);
+            remove(entry_path);
+        }
+    }
+    closedir(listing);
+}
+
+const char *fixture_folder(char path[FIXTURE_PATH_BYTES], const char *name)
+{
+    snprintf(path, FIXTURE_PATH_BYTES, "%s/scratch/%s", TEST_BUILD_DIR, name);
+    fixture_empty_folder(path);
     fixture_path(path, name);
     make_folder(path);
     return path;

@@ -14,6 +14,8 @@
 const char *fixture_path(char path[FIXTURE_PATH_BYTES], const char *name);
 /* The same, with an empty folder at the path: files of an earlier run are deleted. */
 const char *fixture_folder(char path[FIXTURE_PATH_BYTES], const char *name);
+/* Deletes the files of a folder, wherever it is; does nothing if there is none. */
+void fixture_empty_folder(const char *path);
 /* Writes a file. */
 void fixture_write(const char *path, const void *bytes, size_t num_bytes);
 void fixture_write_in(const char *folder, const char *name, const void *bytes, size_t num_bytes);

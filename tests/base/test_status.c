@@ -54,6 +54,27 @@ static void test_error_set_returns_status(void **state)
     assert_string_equal(err.message, "activations: cannot allocate 4096 bytes");
 }
 
+/* Catches a field that is not told beside the message, one that the next message still has, and a
+ * message that does not begin with it. */
+static void test_error_set_names_field(void **state)
+{
+    (void)state;
+    static const char field[] = "context_size";
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+    assert_int_equal(error_set_field(NULL, IMBREX_STATUS_INVALID_ARGUMENT, field, ": found %d", -1),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_int_equal(error_set_field(&err, IMBREX_STATUS_INVALID_ARGUMENT, field, ": found %d", -1),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_int_equal(err.status, IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_ptr_equal(err.field, field);
+    assert_string_equal(err.message, "context_size: found -1");
+    /* The reason may lie where the message goes. */
+    (void)error_set_field(&err, IMBREX_STATUS_IO, field, ": %s", err.message);
+    assert_string_equal(err.message, "context_size: context_size: found -1");
+    (void)error_set(&err, IMBREX_STATUS_IO, "a: %s", "b");
+    assert_null(err.field);
+}
+
 /* Catches a path or key from a file that reaches the terminal as an escape sequence or a second
  * line, and bytes that are not UTF-8. */
 static void test_error_set_makes_text_printable(void **state)
@@ -203,6 +224,7 @@ int run_status_tests(void)
         cmocka_unit_test(test_status_unknown_value),
         cmocka_unit_test(test_version),
         cmocka_unit_test(test_error_set_returns_status),
+        cmocka_unit_test(test_error_set_names_field),
         cmocka_unit_test(test_error_set_makes_text_printable),
         cmocka_unit_test(test_error_set_cuts_in_the_middle),
         cmocka_unit_test(test_error_set_wraps_its_own_message),

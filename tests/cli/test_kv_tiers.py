@@ -84,16 +84,48 @@ class KvTiers(TestCase):
                                  (("--kv-disk", "some:5G,zstd=3,"), "level from 1 to 19"),
                                  (("--kv-disk", "some:5,zstd"), "--kv-disk: expected a whole"),
                                  (("--kv-host", "much"), "--kv-host: expected a whole"),
-                                 (("--kv-host", "1K"), "kv_host_bytes: expected room"),
-                                 (("--kv-host", "1024T"), "kv_host_bytes: expected at most"),
+                                 (("--kv-disk", "some,zstd=3:5G"), "expected zstd=3 behind"),
+                                 (("--kv-disk=~/some:5G",), "--kv-disk: expected a folder whose ~"),
+                                 (("--kv-host", "1K"), "--kv-host: expected at least"),
+                                 (("--kv-host", "1024T"), "--kv-host: expected at most"),
                                  (("--kv-prefetch", "101"), "--kv-prefetch: expected"),
+                                 (("--kv-prefetch", "20"), "--kv-prefetch: expected a tier"),
+                                 (("--kv-disk", self.folder + ":1M"), "--kv-disk: expected"),
                                  (("--kv-disk", self.folder + ":1M"), "(41 MiB)"),
-                                 (("--kv-remote", "127.0.0.1:6379"), "expected redis://"),
-                                 (("--kv-remote-secret", "secret"), "found it alone"),
-                                 (("--kv-disk", "/proc/a/b:1G"), "KV folder")):
+                                 (("--kv-disk", "/proc/a/b:1G"), "--kv-disk: KV folder")):
             result = run("run", "-p", "hi", *options)
-            self.assertNotEqual(result.returncode, 0)
-            self.assertIn(message, result.stderr.decode())
+            self.assert_error(result, 2, message)
+
+    # Fault: a message of the library that calls an option by the name of its field in C, of which
+    # a user of the program knows nothing.
+    def test_names(self):
+        secret = self.path("secret")
+        remote = ("--kv-remote", "redis://127.0.0.1:1")
+        if b"hiredis" in run("inspect", *remote).stderr:
+            self.skipTest("a build without hiredis")
+        for options, message in ((("--kv-host", "1K"), "--kv-host: "),
+                                 (("--kv-disk", self.folder + ":1M"), "--kv-disk: "),
+                                 (("--kv-remote", "127.0.0.1"), "--kv-remote: expected redis://"),
+                                 (("--kv-remote", "redis://h:99999"), "--kv-remote: PORT: "),
+                                 (("--kv-remote-secret", secret), "--kv-remote-secret: expected"),
+                                 ((*remote, "--kv-remote-secret", secret),
+                                  f"--kv-remote-secret: {secret}: "),
+                                 ((*remote, "--kv-policy", "none"), "--kv-policy: expected")):
+            result = run("bench", "engine", "--requests", "1", *options)
+            self.assert_error(result, 2, message)
+            self.assertNotIn("kv_", result.stderr.decode())
+
+    # Fault: an option that does nothing, without a word; a warning where it does something.
+    def test_prefetch(self):
+        tier = ("--kv-host", "64M", "--kv-prefetch", "20")
+        result = run("inspect", *tier, "--kv-policy", "lru")
+        self.assert_ok(result)
+        self.assertIn(b"the policy lru expects no blocks; those that do: seed, predictive",
+                      result.stderr)
+        for options in ((*tier, "--kv-policy", "predictive"), ("--kv-prefetch", "0")):
+            result = run("inspect", *options)
+            self.assert_ok(result)
+            self.assertEqual(result.stderr, b"")
 
     # Fault: a folder whose parents are missing is refused; units are those of other programs only.
     def test_new_folder(self):
@@ -136,7 +168,40 @@ class KvTiers(TestCase):
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         result = run("run", "-p", PROMPT, "-n", "4", "--kv-disk", folder + ":1G", preexec_fn=limit)
         self.assert_ok(result)
-        self.assertIn(b"no room could be made on the disk; last: File too large", result.stderr)
+        self.assertRegex(result.stderr.decode(), r"3 blocks lost, [^\n]*: 3 without room on the "
+                         r"disk \(File too large\), 1 file that could not be made \(File too "
+                         r"large\)\n")
+
+    # Fault: a folder that goes while the program runs ends it, or is not told of.
+    def test_folder_goes(self):
+        folder = os.path.join(self.folder, "cache")
+        with subprocess.Popen([IMBREX, "chat", "--chat-template", "chatml", "-n", "40", "--kv-disk",
+                               folder + ":1G"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as chat:
+            chat.stdin.write(b"Hello\n")
+            chat.stdin.flush()
+            self.assertNotEqual(chat.stdout.read(1), b"")
+            shutil.rmtree(folder)
+            _, errors = chat.communicate()
+            self.assertEqual(chat.returncode, 0, errors)
+        self.assertRegex(errors.decode(), rf"KV tiers in {re.escape(folder)}: \d+ blocks? lost, "
+                         r".*: \d+ (without room on|not written to) the disk \(No such file")
+
+    # Fault: somebody else's file, named as ours are, that is removed, written over, or not told of.
+    def test_strange_file(self):
+        folder = os.path.join(self.folder, "cache")
+        os.mkdir(folder)
+        path = os.path.join(folder, "00000000.imbrex-kv")
+        with open(path, "w", encoding="ascii") as file:
+            file.write("a letter")
+        # Room for two segments: the older ones go again and again.
+        for i in range(4):
+            result = run("run", "-p", f"{i} {PROMPT}", "-n", "2", "--kv-disk", folder + ":41M")
+            self.assert_ok(result)
+            self.assertIn(f"{path}: expected a file of KV blocks, as its name says, found "
+                          "something else: it is left alone", result.stderr.decode())
+        with open(path, encoding="ascii") as file:
+            self.assertEqual(file.read(), "a letter")
 
     # Fault: two processes that write one folder.
     def test_two_processes(self):
@@ -204,6 +269,47 @@ class KvTiers(TestCase):
         self.assertIn(b"WRONGPASS", wrong.stderr)
         self.assertNotIn(b":another", wrong.stderr)
 
+    def redis_command(self, port, *words):
+        """A command's answer, as far as one line tells it."""
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            parts = [word if isinstance(word, bytes) else word.encode() for word in words]
+            connection.sendall(b"*%d\r\n" % len(parts) +
+                               b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts))
+            with connection.makefile("rb") as answers:
+                first = answers.readline()
+                if first[:1] != b"*":
+                    return first
+                lines = [answers.readline() for _ in range(2 * int(first[1:]))]
+                return [line.strip() for line in lines[1::2]]
+
+    # Fault: something else under a block's key breaks the connection, or is fetched and refused, by
+    # every run until its time is over; a fault that is not told.
+    def test_foreign_values(self):
+        port = self.redis()
+        option = ("--kv-remote", f"redis://127.0.0.1:{port}")
+        if b"hiredis" in run("inspect", *option).stderr:
+            self.skipTest("a build without hiredis")
+        alone = self.generate(*option)
+        keys = self.redis_command(port, "KEYS", "imbrex-kv:*")
+        self.assertEqual(len(keys), 4)
+        for spoil in (lambda key: self.redis_command(port, "SET", key, bytes(4 << 20)),
+                      lambda key: self.redis_command(port, "SET", key, b"short"),
+                      lambda key: self.redis_command(port, "SET", key, bytes(20480)),
+                      lambda key: (self.redis_command(port, "DEL", key),
+                                   self.redis_command(port, "RPUSH", key, b"a list"))):
+            for key in keys:
+                spoil(key)
+            result = run("run", "-p", PROMPT, "-n", "20", "--temp", "0", "-t", "1", *option)
+            self.assert_ok(result)
+            self.assertEqual(result.stdout, alone[0])
+            self.assertRegex(result.stderr.decode(), r"\d damaged values?, computed again and then "
+                             r"written over; it is there now; last: under a block's key is ")
+            healed = run("run", "-p", PROMPT, "-n", "20", "--temp", "0", "-t", "1", *option)
+            self.assert_ok(healed)
+            self.assertEqual(healed.stdout, alone[0])
+            self.assertIn(b"48 from the remote tier", healed.stderr)
+            self.assertNotIn(b"warning", healed.stderr)
+
     # Fault: a plan without the tiers.
     def test_inspect(self):
         result = run("inspect", "--kv-host", "64M", "--kv-disk", self.folder + ":1G", "--json")
@@ -214,6 +320,33 @@ class KvTiers(TestCase):
         shown = run("inspect", "--kv-host", "64M")
         self.assert_ok(shown)
         self.assertRegex(shown.stdout.decode(), r"below the KV cache\n +host +64\.0 MiB")
+
+    # Fault: a plan that no engine here can have, without a word.
+    def test_inspect_too_much(self):
+        result = run("inspect", "--kv-host", "1000T")
+        self.assert_ok(result)
+        self.assertRegex(result.stderr.decode(), r"refused here: RAM for KV blocks: expected at "
+                         r"most the \d+ bytes \(\d+ MiB\) that this machine")
+        self.assertNotIn(b"warning", run("inspect", "--kv-host", "64M").stderr)
+
+    # Fault: a report that does not tell how the tiers were made, or that tells a password.
+    def test_bench_header(self):
+        options = ("bench", "engine", "--requests", "2", "--prompt-tokens", "20",
+                   "--output-tokens", "2", "--warmup", "0", "--kv-prefetch", "20", "--kv-policy",
+                   "predictive", "--kv-dtype", "int8", "--kv-disk", self.path("kv") + ":1G,zstd=3",
+                   "--kv-remote", "redis://:hunter2@127.0.0.1:1/2?ttl=60")
+        if b"hiredis" in run("inspect", *options[-2:]).stderr:
+            self.skipTest("a build without hiredis")
+        result = run(*options)
+        self.assert_ok(result)
+        self.assertRegex(result.stdout.decode(), r"in int8,\n(.*\n)* +below it: RAM .*, disk 1\.0 "
+                         r"GiB .*, zstd 3\n +remote 127\.0\.0\.1:1/2\?ttl=60\n +up to 20 % of the ")
+        shown = run(*options, "--json", "-")
+        engine = json.loads(shown.stdout)["engine"]
+        self.assertEqual([engine[name] for name in
+                          ("kv_dtype", "kv_disk_zstd_level", "kv_remote", "kv_prefetch_percent")],
+                         ["int8", 3, "127.0.0.1:1/2?ttl=60", 20])
+        self.assertNotIn(b"hunter2", result.stdout + result.stderr + shown.stdout)
 
     # Fault: hits of tiers that are not reported.
     def test_bench(self):

@@ -16,7 +16,7 @@ COMMANDS = {
     "chat": {"system", "chat-template", "max-tokens", "min-tokens", "stop", "ignore-eos", "temp",
              "top-k", "top-p", "min-p", "repeat-penalty", "frequency-penalty", "presence-penalty",
              "seed", "ctx-size", "kv-policy", "kv-blocks", "kv-host", "kv-disk", "kv-prefetch",
-             "kv-remote", "kv-remote-secret", "threads", "cpu", "verbose", "help", *GPU},
+             "kv-remote", "kv-remote-secret", "threads", "cpu", "verbose", "quiet", "help", *GPU},
     "inspect": {"json", "tensors", "ctx-size", "kv-policy", "kv-blocks", "kv-host", "kv-disk",
                 "kv-prefetch", "kv-remote", "kv-remote-secret", "threads", "cpu", "help", "device",
                 "compute", "kv-dtype", "tuned"},

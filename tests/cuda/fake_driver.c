@@ -123,6 +123,9 @@ static CUresult fake_device_get_attribute(int *value, CUdevice_attribute attribu
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
         *value = fake.host_node;
         break;
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+        *value = fake.reaches_host;
+        break;
     default:
         *value = 1 << 20;
         break;

@@ -22,6 +22,7 @@ struct fake_driver {
     /* What the machine is. */
     int version, num_gpus, compute_major, compute_minor, num_sms, max_shared_bytes;
     int host_node;
+    int reaches_host;    /* whether the GPU may use the host's addresses of registered memory */
     size_t params_bytes; /* that every kernel reports */
     CUresult init_result;
     struct fake_range ranges[FAKE_MAX_RANGES]; /* memory that the driver knows */

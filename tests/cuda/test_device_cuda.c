@@ -272,10 +272,77 @@ static void test_backend_reason(void **state)
     }
 }
 
+/* Catches: a step's inputs and results that wait behind KV blocks for a copy engine, a kernel that
+ * is sent to memory which it does not reach or to addresses that are no multiples of its words, a
+ * copy by two ways at once, KV blocks that take SMs from the step. */
+static void test_small_copies(void **state)
+{
+    enum { MANY = 1 << 20 };
+    static unsigned char host[MANY + PAGE_BYTES] __attribute__((aligned(PAGE_BYTES)));
+    const struct {
+        enum device_stream stream;
+        size_t host_offset, device_offset, num_bytes;
+        bool is_up, is_unreached, is_kernel;
+    } cases[] = {
+        {DEVICE_STREAM_STEP, 0, 0, 1, true, false, true},
+        {DEVICE_STREAM_STEP, 64, 4096, 4100, true, false, true},
+        {DEVICE_STREAM_STEP, 64, 4096, MANY, false, false, true},
+        {DEVICE_STREAM_STEP, 0, 0, MANY + 1, true, false, false},
+        {DEVICE_STREAM_STEP, 8, 0, 64, true, false, false},
+        {DEVICE_STREAM_STEP, 0, 8, 64, false, false, false},
+        {DEVICE_STREAM_STEP, 0, 0, 64, true, true, false},
+        {DEVICE_STREAM_KV_IN, 0, 0, 64, true, false, false},
+        {DEVICE_STREAM_KV_OUT, 0, 0, 64, false, false, false},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct device *device = NULL;
+        void *memory = NULL;
+        fake_reset();
+        fake.reaches_host = !cases[i].is_unreached;
+        assert_int_equal(create(&device, NULL), IMBREX_STATUS_OK);
+        assert_int_equal(device_host_register(device, host, sizeof(host), NULL), IMBREX_STATUS_OK);
+        assert_int_equal(device_alloc(device, "copies", 2 * MANY, &memory, NULL), IMBREX_STATUS_OK);
+        unsigned char *there = (unsigned char *)memory + cases[i].device_offset;
+        unsigned char *here = host + cases[i].host_offset;
+        const struct device_copy copy = {.destination = cases[i].is_up ? there : here,
+                                         .source = cases[i].is_up ? here : there,
+                                         .num_bytes = cases[i].num_bytes};
+        assert_int_equal(device_copy_batch_async(device, cases[i].stream, &copy, 1),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(fake.num_launches, cases[i].is_kernel);
+        assert_int_equal(fake.num_copies, !cases[i].is_kernel);
+        if (cases[i].is_kernel) {
+            struct host_copy_kernel_params params;
+            memcpy(&params, &fake.params, sizeof(params));
+            assert_string_equal(fake.kernel, "host_copy");
+            assert_ptr_equal(params.d, copy.destination);
+            assert_ptr_equal(params.a, copy.source);
+            assert_int_equal(params.num_bytes, copy.num_bytes);
+            assert_int_equal(fake.config.numAttrs, 0);
+            size_t grid_bytes =
+                (size_t)fake.config.gridDimX * HOST_COPY_THREADS * HOST_COPY_THREAD_BYTES;
+            assert_true(grid_bytes >= copy.num_bytes && grid_bytes < copy.num_bytes + 4096);
+        }
+        /* From one place of the GPU's to another, and of memory that was given back. */
+        const struct device_copy inside = {.destination = there, .source = there, .num_bytes = 16};
+        assert_int_equal(device_copy_batch_async(device, DEVICE_STREAM_STEP, &inside, 1),
+                         IMBREX_STATUS_OK);
+        device_host_unregister(device, host);
+        assert_int_equal(device_copy_batch_async(device, DEVICE_STREAM_STEP, &copy, 1),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(fake.num_launches, cases[i].is_kernel);
+        device_free(device, memory);
+        device_destroy(device);
+        expect_nothing_held();
+    }
+}
+
 int run_device_cuda_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_use),
+        cmocka_unit_test(test_small_copies),
         cmocka_unit_test(test_each_call_fails),
         cmocka_unit_test(test_reason_is_kept),
         cmocka_unit_test(test_out_of_memory),

@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/engine.h"
+
+#define MAX_STEPS 1000000 /* everybody's turn comes */
+
 uint32_t request_case_random(uint64_t *state, uint32_t bound)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -279,5 +283,44 @@ void request_cases_deinit(struct request_case *cases, int32_t num_cases)
 {
     for (int32_t i = 0; i < num_cases; i++) {
         request_case_deinit(&cases[i]);
+    }
+}
+
+struct imbrex_engine *request_cases_engine(struct imbrex_model *model,
+                                           const struct imbrex_engine_options *options,
+                                           struct device *device)
+{
+    struct imbrex_engine *engine;
+    struct imbrex_error err;
+    if (engine_create_on(model, options, device, &engine, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    engine->tiers.patience_ns = INT64_MAX;
+    return engine;
+}
+
+void request_cases_run(struct request_case *cases, int32_t num_cases, struct imbrex_engine *engine,
+                       request_cases_step_fn *after_step, void *user)
+{
+    bool has_work = true;
+    int32_t num_submitted = 0;
+    for (int32_t step = 1; has_work || num_submitted < num_cases; step++) {
+        assert_true(step < MAX_STEPS);
+        for (int32_t i = 0; i < 2 && num_submitted < num_cases; i++) {
+            request_case_reset(&cases[num_submitted]);
+            assert_int_equal(request_case_submit(&cases[num_submitted], engine), IMBREX_STATUS_OK);
+            num_submitted++;
+        }
+        assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
+        assert_true(scheduler_check(&engine->scheduler));
+        assert_true(engine->prefix.cache == NULL || kv_cache_check(engine->prefix.cache));
+        assert_true(engine->tiers.tiers == NULL || kv_tiers_check(engine->tiers.tiers));
+        if (after_step != NULL) {
+            after_step(user, engine, step);
+        }
+    }
+    for (int32_t i = 0; i < num_cases; i++) {
+        request_case_finish(&cases[i]);
+        request_case_compare(&cases[i], i);
     }
 }

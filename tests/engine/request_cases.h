@@ -67,6 +67,21 @@ void request_cases_begin_alike(struct request_case *cases, int32_t num_cases,
                                uint64_t seed);
 void request_cases_deinit(struct request_case *cases, int32_t num_cases);
 
+struct device;
+
+/* An engine on the device; NULL: on the one that the options name. Fails the test with the reason.
+ * A request waits for what is in its tiers however long that takes. */
+struct imbrex_engine *request_cases_engine(struct imbrex_model *model,
+                                           const struct imbrex_engine_options *options,
+                                           struct device *device);
+
+/* Between two steps; step counts from 1. */
+typedef void request_cases_step_fn(void *user, struct imbrex_engine *engine, int32_t step);
+/* All of cases [num_cases], two more before each step, behind which scheduler, cache and tiers must
+ * agree; each gives what it gave alone. after_step: NULL: nothing. */
+void request_cases_run(struct request_case *cases, int32_t num_cases, struct imbrex_engine *engine,
+                       request_cases_step_fn *after_step, void *user);
+
 /* Forgets what came of it in a mix. */
 void request_case_reset(struct request_case *request_case);
 

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engines whose keys and values are kept in each type: the same bits alone and among others, and
  * through RAM and a disk, and no block of one type in an engine of another. */
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/engine.h"
 #include "ops/fake/device_fake.h"
+#include "tests/base/fixture.h"
 #include "tests/engine/request_cases.h"
 
 #define FOLDER TEST_BUILD_DIR "/tests/kv-dtype"
@@ -48,19 +47,6 @@ static int tear_down(void **state)
     return 0;
 }
 
-static void empty_folder(void)
-{
-    char path[600];
-    DIR *folder = opendir(FOLDER);
-    for (const struct dirent *item; folder != NULL && (item = readdir(folder)) != NULL;) {
-        (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, item->d_name);
-        (void)unlink(path);
-    }
-    if (folder != NULL) {
-        (void)closedir(folder);
-    }
-}
-
 struct setting {
     enum imbrex_kv_dtype kv_dtype;
     int32_t num_contexts, max_step_tokens;
@@ -71,8 +57,6 @@ struct setting {
 static struct imbrex_engine *create_engine(const struct fixture *fixture,
                                            const struct setting *setting, struct device *device)
 {
-    struct imbrex_error err;
-    struct imbrex_engine *engine;
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.context_size = CONTEXT_SIZE;
     options.kv_cache_tokens = setting->num_contexts * CONTEXT_SIZE;
@@ -83,32 +67,7 @@ static struct imbrex_engine *create_engine(const struct fixture *fixture,
     options.cpu_features = setting->cpu_features;
     options.kv_disk_path = setting->has_disk ? FOLDER : NULL;
     options.kv_disk_bytes = setting->has_disk ? DISK_BYTES : 0;
-    if (engine_create_on(fixture->model, &options, device, &engine, &err) != IMBREX_STATUS_OK) {
-        fail_msg("%s", err.message);
-    }
-    if (setting->has_disk) {
-        engine->tiers.patience_ns = INT64_MAX;
-    }
-    return engine;
-}
-
-/* All cases, two more in each step; compared with what came of them alone. */
-static void run_mixed(struct request_case *cases, struct imbrex_engine *engine)
-{
-    bool has_work = true;
-    int32_t num_submitted = 0;
-    for (int32_t step = 0; has_work || num_submitted < NUM_CASES; step++) {
-        assert_true(step < 1000000);
-        for (int32_t i = 0; i < 2 && num_submitted < NUM_CASES; i++, num_submitted++) {
-            request_case_reset(&cases[num_submitted]);
-            assert_int_equal(request_case_submit(&cases[num_submitted], engine), IMBREX_STATUS_OK);
-        }
-        assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
-    }
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        request_case_finish(&cases[i]);
-        request_case_compare(&cases[i], i);
-    }
+    return request_cases_engine(fixture->model, &options, device);
 }
 
 /* Catches: a token whose stored bits depend on the tokens beside it, on how its prompt is cut, on
@@ -130,17 +89,17 @@ static void test_mixed(void **state)
 
         setting.max_step_tokens = 40;
         engine = create_engine(fixture, &setting, NULL);
-        run_mixed(cases, engine);
+        request_cases_run(cases, NUM_CASES, engine, NULL, NULL);
         imbrex_engine_destroy(engine);
 
-        empty_folder();
+        fixture_empty_folder(FOLDER);
         setting.has_disk = true;
         setting.num_contexts = 2;
         for (int round = 0; round < 2; round++) {
             assert_int_equal(device_fake_create((uint64_t)round + 1, &device, NULL),
                              IMBREX_STATUS_OK);
             engine = create_engine(fixture, &setting, device);
-            run_mixed(cases, engine);
+            request_cases_run(cases, NUM_CASES, engine, NULL, NULL);
             imbrex_engine_read_metrics(engine, &metrics);
             assert_int_equal(metrics.num_kv_faults, 0);
             imbrex_engine_destroy(engine);
@@ -149,7 +108,7 @@ static void test_mixed(void **state)
         assert_true(metrics.num_disk_tokens > 0);
         request_cases_deinit(cases, NUM_CASES);
     }
-    empty_folder();
+    fixture_empty_folder(FOLDER);
 }
 
 struct text {
@@ -200,7 +159,7 @@ static void test_folder(void **state)
     struct fixture *fixture = *state;
     enum { NUM_DTYPES = IMBREX_KV_DTYPE_FP8 };
     struct text first[NUM_DTYPES], again;
-    empty_folder();
+    fixture_empty_folder(FOLDER);
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < NUM_DTYPES; i++) {
             const struct setting setting = {.kv_dtype = (enum imbrex_kv_dtype)(i + 1),
@@ -220,7 +179,7 @@ static void test_folder(void **state)
             }
         }
     }
-    empty_folder();
+    fixture_empty_folder(FOLDER);
 }
 
 /* Catches: a size that does not follow the type, a type that is not told or not refused, and one

@@ -29,8 +29,6 @@ struct fixture {
 static struct imbrex_engine *create_engine(struct imbrex_model *model, const struct mix *mix,
                                            const char *policy, struct device *device)
 {
-    struct imbrex_error err;
-    struct imbrex_engine *engine;
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.context_size = CONTEXT_SIZE;
     options.kv_cache_tokens = mix->kv_cache_tokens;
@@ -38,10 +36,7 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     options.max_step_tokens = mix->max_step_tokens;
     options.num_threads = mix->num_threads;
     options.kv_policy = policy;
-    if (engine_create_on(model, &options, device, &engine, &err) != IMBREX_STATUS_OK) {
-        fail_msg("%s", err.message);
-    }
-    return engine;
+    return request_cases_engine(model, &options, device);
 }
 
 static int set_up(void **state)
@@ -84,32 +79,28 @@ static bool has_pinned_duplicates(const struct imbrex_engine *engine)
     return has_pinned;
 }
 
+struct round {
+    const struct mix *mix;
+    uint64_t *random;
+    bool has_pinned;
+};
+
+static void after_step(void *user, struct imbrex_engine *engine, int32_t step)
+{
+    struct round *round = user;
+    round->has_pinned |= has_pinned_duplicates(engine);
+    if (round->mix->evict_every > 0 && step % round->mix->evict_every == 0) {
+        int32_t num_blocks = (int32_t)request_case_random(round->random, 30);
+        kv_cache_make_room(engine->prefix.cache, engine->kv_pool.num_free + num_blocks, 0);
+    }
+}
+
 static void run_round(struct fixture *fixture, const struct mix *mix, struct imbrex_engine *engine,
                       uint64_t *random)
 {
-    bool has_work = true, has_pinned = false;
-    int32_t num_submitted = 0;
-    for (int32_t step = 1; has_work || num_submitted < NUM_CASES; step++) {
-        for (int32_t i = 0; i < 2 && num_submitted < NUM_CASES; i++) {
-            request_case_reset(&fixture->cases[num_submitted]);
-            assert_int_equal(request_case_submit(&fixture->cases[num_submitted], engine),
-                             IMBREX_STATUS_OK);
-            num_submitted++;
-        }
-        assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
-        assert_true(scheduler_check(&engine->scheduler));
-        assert_true(kv_cache_check(engine->prefix.cache));
-        has_pinned |= has_pinned_duplicates(engine);
-        if (mix->evict_every > 0 && step % mix->evict_every == 0) {
-            int32_t num_blocks = (int32_t)request_case_random(random, 30);
-            kv_cache_make_room(engine->prefix.cache, engine->kv_pool.num_free + num_blocks, 0);
-        }
-    }
-    assert_int_equal(has_pinned, mix->fake_seed != 0);
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        request_case_finish(&fixture->cases[i]);
-        request_case_compare(&fixture->cases[i], i);
-    }
+    struct round round = {.mix = mix, .random = random};
+    request_cases_run(fixture->cases, NUM_CASES, engine, after_step, &round);
+    assert_int_equal(round.has_pinned, mix->fake_seed != 0);
 }
 
 static struct imbrex_engine_metrics run_mix(struct fixture *fixture, const struct mix *mix)
@@ -408,7 +399,7 @@ static void test_policy_names(void **state)
     assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
                      IMBREX_STATUS_NOT_FOUND);
     assert_null(engine);
-    assert_non_null(strstr(err.message, "'best'"));
+    assert_non_null(strstr(err.message, "\"best\""));
     options.kv_policy = "none";
     assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
                      IMBREX_STATUS_OK);

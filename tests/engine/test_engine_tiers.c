@@ -12,8 +12,10 @@
 #include "engine/engine.h"
 #include "kv/kv_remote_link.h"
 #include "ops/fake/device_fake.h"
+#include "tests/base/fixture.h"
 #include "tests/engine/request_cases.h"
 #include "tests/kv/fake_redis.h"
+#include "tests/kv/redis_server.h"
 
 #define FOLDER TEST_BUILD_DIR "/tests/kv-tiers"
 #define SECRET TEST_BUILD_DIR "/tests/kv-tiers-secret"
@@ -34,6 +36,7 @@ struct mix {
     bool is_impatient;        /* nobody waits for what is on its way */
     const char *policy;       /* NULL: lru */
     struct fake_redis *redis; /* NULL: none */
+    int32_t redis_port;       /* without it: of a server; 0: none */
     const char *secret_path;  /* of the remote tier; NULL: none */
     bool changes_faults;      /* the server does wrong, now in one way, now in another */
 };
@@ -51,24 +54,9 @@ struct fixture {
 
 /* ---- engines --------------------------------------------------------------------------------- */
 
-static void empty_folder(void)
-{
-    char path[600];
-    DIR *folder = opendir(FOLDER);
-    for (const struct dirent *item; folder != NULL && (item = readdir(folder)) != NULL;) {
-        (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, item->d_name);
-        (void)unlink(path);
-    }
-    if (folder != NULL) {
-        (void)closedir(folder);
-    }
-}
-
 static struct imbrex_engine *create_engine(struct imbrex_model *model, const struct mix *mix,
                                            struct device *device)
 {
-    struct imbrex_error err;
-    struct imbrex_engine *engine;
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.context_size = CONTEXT_SIZE;
     options.kv_cache_tokens = mix->kv_cache_tokens;
@@ -80,16 +68,15 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     options.kv_disk_path = mix->has_disk ? FOLDER : NULL;
     options.kv_disk_bytes = mix->has_disk ? DISK_BYTES : 0;
     char url[64];
-    if (mix->redis != NULL) {
-        (void)snprintf(url, sizeof(url), "redis://127.0.0.1:%d", (int)fake_redis_port(mix->redis));
+    int32_t port = mix->redis != NULL ? fake_redis_port(mix->redis) : mix->redis_port;
+    if (port != 0) {
+        (void)snprintf(url, sizeof(url), "redis://127.0.0.1:%d", (int)port);
         options.kv_remote_url = url;
         options.kv_remote_secret_path = mix->secret_path;
     }
-    if (engine_create_on(model, &options, device, &engine, &err) != IMBREX_STATUS_OK) {
-        fail_msg("%s", err.message);
-    }
-    if (mix->num_host_blocks > 0 || mix->has_disk || mix->redis != NULL) {
-        engine->tiers.patience_ns = mix->is_impatient ? 1 : INT64_MAX;
+    struct imbrex_engine *engine = request_cases_engine(model, &options, device);
+    if (mix->is_impatient) {
+        engine->tiers.patience_ns = 1;
     }
     return engine;
 }
@@ -127,41 +114,27 @@ static int tear_down(void **state)
     request_cases_deinit(fixture->cases, NUM_CASES);
     imbrex_model_close(fixture->model);
     free(fixture);
-    empty_folder();
+    fixture_empty_folder(FOLDER);
     return 0;
 }
 
-/* All cases, two more in each step; compared with what came of them alone. */
+static void after_step(void *user, struct imbrex_engine *engine, int32_t step)
+{
+    const struct mix *mix = user;
+    /* Not SILENT: that one would be waited for, for seconds. */
+    if (mix->changes_faults && step % 8 == 0) {
+        int32_t num_faults = FAKE_REDIS_NUM_FAULTS - FAKE_REDIS_HANG_UP;
+        int32_t fault = FAKE_REDIS_HANG_UP + step / 8 % num_faults;
+        fake_redis_set_fault(mix->redis, (enum fake_redis_fault)fault, 7);
+    }
+    if (mix->evict_every > 0 && step % mix->evict_every == 0) {
+        kv_cache_clear(engine->prefix.cache, 0);
+    }
+}
+
 static void run_round(struct fixture *fixture, const struct mix *mix, struct imbrex_engine *engine)
 {
-    bool has_work = true;
-    int32_t num_submitted = 0;
-    for (int32_t step = 1; has_work || num_submitted < NUM_CASES; step++) {
-        assert_true(step < 1000000); /* everybody's turn comes */
-        for (int32_t i = 0; i < 2 && num_submitted < NUM_CASES; i++) {
-            request_case_reset(&fixture->cases[num_submitted]);
-            assert_int_equal(request_case_submit(&fixture->cases[num_submitted], engine),
-                             IMBREX_STATUS_OK);
-            num_submitted++;
-        }
-        assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
-        assert_true(scheduler_check(&engine->scheduler));
-        assert_true(kv_cache_check(engine->prefix.cache));
-        assert_true(kv_tiers_check(engine->tiers.tiers));
-        /* Not SILENT: that one would be waited for, for seconds. */
-        if (mix->changes_faults && step % 8 == 0) {
-            int32_t num_faults = FAKE_REDIS_NUM_FAULTS - FAKE_REDIS_HANG_UP;
-            int32_t fault = FAKE_REDIS_HANG_UP + step / 8 % num_faults;
-            fake_redis_set_fault(mix->redis, (enum fake_redis_fault)fault, 7);
-        }
-        if (mix->evict_every > 0 && step % mix->evict_every == 0) {
-            kv_cache_clear(engine->prefix.cache, 0);
-        }
-    }
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        request_case_finish(&fixture->cases[i]);
-        request_case_compare(&fixture->cases[i], i);
-    }
+    request_cases_run(fixture->cases, NUM_CASES, engine, after_step, (void *)(uintptr_t)mix);
 }
 
 static struct imbrex_engine_metrics run_mix(struct fixture *fixture, const struct mix *mix)
@@ -215,7 +188,7 @@ static void test_disk(void **state)
                                 .fake_seed = seed,
                                 .num_rounds = 2,
                                 .has_disk = true};
-        empty_folder();
+        fixture_empty_folder(FOLDER);
         /* How many of them were still in the slots they pass through, threads decide. */
         struct imbrex_engine_metrics metrics = run_mix(*state, &mix);
         assert_true(metrics.num_disk_tokens > 0 || TEST_SANITIZED);
@@ -238,7 +211,7 @@ static void test_narrow(void **state)
                           .num_host_blocks = KV_TIERS_MIN_SLOTS,
                           .has_disk = true,
                           .policy = policies[seed]};
-        empty_folder();
+        fixture_empty_folder(FOLDER);
         struct imbrex_engine_metrics metrics = run_mix(*state, &mix);
         assert_true(metrics.num_host_tokens + metrics.num_disk_tokens > 0);
         assert_true(metrics.num_preemptions > 0);
@@ -262,7 +235,7 @@ static void test_forced_eviction(void **state)
                                 .num_host_blocks = 300,
                                 .has_disk = true,
                                 .evict_every = 2};
-        empty_folder();
+        fixture_empty_folder(FOLDER);
         assert_true(run_mix(*state, &mix).num_host_tokens > 0);
     }
 }
@@ -299,7 +272,7 @@ static void test_restart(void **state)
     for (int32_t i = 0; i < 200; i++) {
         ids[i] = 3 + 7 * i % 450;
     }
-    empty_folder();
+    fixture_empty_folder(FOLDER);
     struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
     assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 0);
     assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
@@ -347,7 +320,7 @@ static void test_warm_mix(void **state)
                             .num_host_blocks = 64,
                             .has_disk = true};
     struct mix warm = mix;
-    empty_folder();
+    fixture_empty_folder(FOLDER);
     (void)run_mix(*state, &mix);
     for (uint64_t seed = 0; seed < 2; seed++) {
         warm.fake_seed = seed;
@@ -448,7 +421,7 @@ static void test_remote(void **state)
 
     /* What comes from the server goes to the disk, and is found there when the server is gone. */
     const struct mix both = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis, .has_disk = true};
-    empty_folder();
+    fixture_empty_folder(FOLDER);
     first = create_engine(fixture->model, &both, NULL);
     assert_int_equal(count_remote(first), 192);
     imbrex_engine_destroy(first);
@@ -479,11 +452,11 @@ static void test_remote_mix(void **state)
                           .num_host_blocks = kind == 0 ? 64 : 0,
                           .has_disk = kind == 1,
                           .redis = redis};
-        empty_folder();
+        fixture_empty_folder(FOLDER);
         (void)run_mix(*state, &mix);
         for (uint64_t seed = 0; seed < 2; seed++) {
             mix.fake_seed = seed;
-            empty_folder(); /* all that is found was sent */
+            fixture_empty_folder(FOLDER); /* all that is found was sent */
             struct imbrex_engine_metrics metrics = run_mix(*state, &mix);
             assert_true(metrics.num_remote_tokens > 0);
             assert_true(metrics.num_host_tokens + metrics.num_remote_tokens > MIN_TOKENS);
@@ -491,6 +464,28 @@ static void test_remote_mix(void **state)
         }
         fake_redis_destroy(redis);
     }
+}
+
+/* The same over a server of Debian's. Catches: what the fake one does otherwise. */
+static void test_redis_mix(void **state)
+{
+    struct redis_server server;
+    skip_without_hiredis();
+    if (!redis_server_is_there()) {
+        skip();
+    }
+    redis_server_start(&server, NULL, NULL);
+    struct mix mix = {.kv_cache_tokens = 2 * CONTEXT_SIZE,
+                      .max_running = 8,
+                      .max_step_tokens = 64,
+                      .num_rounds = 1,
+                      .redis_port = server.port};
+    (void)run_mix(*state, &mix);
+    mix.fake_seed = 1;
+    struct imbrex_engine_metrics metrics = run_mix(*state, &mix);
+    assert_true(metrics.num_remote_tokens > 0);
+    assert_true(metrics.num_host_tokens + metrics.num_remote_tokens > MIN_TOKENS);
+    redis_server_kill(&server);
 }
 
 static void assert_one_line_a_minute(const struct fixture *fixture, int64_t begin_ns)
@@ -575,7 +570,7 @@ static void test_damaged(void **state)
                             .has_disk = true};
     uint64_t random = 17;
     struct imbrex_engine_metrics metrics;
-    empty_folder();
+    fixture_empty_folder(FOLDER);
     struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
     run_round(fixture, &mix, engine);
     imbrex_engine_destroy(engine);
@@ -586,14 +581,7 @@ static void test_damaged(void **state)
     run_round(fixture, &mix, engine);
     damage_folder(&random); /* under it */
     run_round(fixture, &mix, engine);
-    /* All segments at once. */
-    DIR *folder = opendir(FOLDER);
-    char path[600];
-    for (const struct dirent *item; folder != NULL && (item = readdir(folder)) != NULL;) {
-        (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, item->d_name);
-        (void)unlink(path);
-    }
-    (void)closedir(folder);
+    fixture_empty_folder(FOLDER); /* under it, too */
     run_round(fixture, &mix, engine);
     imbrex_engine_read_metrics(engine, &metrics);
     assert_true(metrics.num_kv_faults > 10);
@@ -676,7 +664,7 @@ static void test_cancel(void **state)
         uint64_t random = 23;
         bool has_work = true;
         int32_t num_submitted = 0, num_cancelled = 0;
-        empty_folder();
+        fixture_empty_folder(FOLDER);
         if (seed != 0) {
             assert_int_equal(device_fake_create(seed, &device, NULL), IMBREX_STATUS_OK);
         }
@@ -719,7 +707,7 @@ static void test_options(void **state)
     struct imbrex_memory_plan plan;
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.context_size = CONTEXT_SIZE;
-    empty_folder();
+    fixture_empty_folder(FOLDER);
     options.kv_host_bytes = KV_TIERS_MIN_SLOTS * BLOCK_BYTES - 1;
     assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
@@ -787,7 +775,7 @@ static void test_remote_options(void **state)
     options.kv_policy = "none";
     assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
-    assert_non_null(strstr(err.message, "kv_remote_url"));
+    assert_non_null(strstr(err.message, "kv_policy"));
     options.kv_policy = NULL;
     (void)unlink(SECRET);
     assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
@@ -814,7 +802,8 @@ int run_engine_tiers_tests(void)
         cmocka_unit_test(test_warm_mix),       cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_failing_copies), cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_remote),         cmocka_unit_test(test_remote_mix),
-        cmocka_unit_test(test_remote_faults),  cmocka_unit_test(test_remote_options),
+        cmocka_unit_test(test_redis_mix),      cmocka_unit_test(test_remote_faults),
+        cmocka_unit_test(test_remote_options),
     };
     return cmocka_run_group_tests_name("engine_tiers", tests, set_up, tear_down);
 }

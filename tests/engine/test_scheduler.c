@@ -934,6 +934,62 @@ static void test_first_waits_for_sharer(void **state)
     stage_close(&stage);
 }
 
+static void ignore_block(void *user, int32_t block_idx)
+{
+    (void)user, (void)block_idx;
+}
+
+/* Of a pool whose block 0 alone is ever kept. */
+static void forget_first(void *user)
+{
+    kv_pool_forget(user, 0);
+}
+
+/* The parent has filled the block that it shares, so that it is kept, and is gone when its fork
+ * comes to write. Catches: a fork that writes into what others may find, or that waits for ever
+ * where there is no second block. */
+static void test_fork_beside_kept_block(void **state)
+{
+    (void)state;
+    for (int32_t num_blocks = 1; num_blocks <= 2; num_blocks++) {
+        struct stage stage;
+        struct scheduler_options options = options_of(2, 16 + 1);
+        stage_open(&stage, num_blocks, &options);
+        stage.pool.keeper = (struct kv_pool_keeper){.user = &stage.pool,
+                                                    .idle = ignore_block,
+                                                    .busy = ignore_block,
+                                                    .make_room = forget_first};
+        struct sequence a = sequence_of(15, 20), b = sequence_of(15, 20);
+        a.num_draws = 2;
+        scheduler_add(&stage.scheduler, &a);
+        plan(&stage, 0);
+        assert_int_equal(plan(&stage, 1)->num_rows, 1); /* fills the block */
+        scheduler_fork(&stage.scheduler, &a, &b);
+        finish(&stage, 0);
+        assert_int_equal(stage.scheduler.block_tables[a.slot * MAX_BLOCKS], 0);
+        kv_pool_keep(&stage.pool, 0);
+        end(&stage, &a);
+        finish(&stage, 1);
+        const struct step_plan *p = step(&stage);
+        if (num_blocks == 2) {
+            assert_int_equal(p->num_block_copies, 1);
+            assert_int_equal(p->block_copies[0].source, 0);
+            ASSERT_ROW(p->rows[0], &b, 15, 1, 1);
+        } else {
+            assert_int_equal(p->num_rows, 0);
+            assert_int_equal(b.state, SEQUENCE_STATE_WAITING);
+            p = step(&stage);
+            ASSERT_ROW(p->rows[0], &b, 0, 16, 1);
+        }
+        assert_int_equal(b.num_preemptions, num_blocks == 1);
+        end(&stage, &b);
+        if (kv_pool_is_cached(&stage.pool, 0)) {
+            kv_pool_forget(&stage.pool, 0);
+        }
+        stage_close(&stage);
+    }
+}
+
 /* Catches: scored positions counted wrong at the prompt's end, scored twice after a preemption, a
  * prompt that is only scored and draws, or computes its last token. */
 static void test_scores(void **state)
@@ -1361,6 +1417,7 @@ int run_scheduler_tests(void)
         cmocka_unit_test(test_fork_slots_are_kept),
         cmocka_unit_test(test_fork_slots),
         cmocka_unit_test(test_first_waits_for_sharer),
+        cmocka_unit_test(test_fork_beside_kept_block),
         cmocka_unit_test(test_scores),
         cmocka_unit_test(test_sample_budget),
         cmocka_unit_test(test_truncate),

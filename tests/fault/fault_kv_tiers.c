@@ -76,7 +76,7 @@ static void put_all(struct kv_tiers *tiers, unsigned char *blocks)
         assert_int_equal(kv_tiers_start(tiers), IMBREX_STATUS_OK);
         kv_tiers_update(tiers, i);
     }
-    kv_tiers_end_flush(tiers, 0);
+    kv_tiers_end_flush(tiers);
     assert_true(kv_tiers_check(tiers));
 }
 

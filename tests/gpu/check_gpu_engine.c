@@ -709,7 +709,7 @@ static void test_steady_step(void **state)
 {
     enum { NUM_WARM = 280, NUM_STEPS = 100 };
     static const int64_t calls_of_step[NUM_WATCHED] = {
-        [WATCHED_memcpy_async] = 2,
+        [WATCHED_launch_kernel_ex] = 2, /* the copies */
         [WATCHED_graph_launch] = 1,
         [WATCHED_event_record] = 1,
         [WATCHED_event_synchronize] = 1,
@@ -764,7 +764,7 @@ static void test_lost_device(void **state)
     } failures[] = {
         {WATCHED_event_synchronize, 30, CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
         {WATCHED_graph_launch, 7, CUDA_ERROR_ECC_UNCORRECTABLE, "CUDA_ERROR_ECC_UNCORRECTABLE"},
-        {WATCHED_memcpy_async, 41, CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+        {WATCHED_launch_kernel_ex, 1, CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
         {WATCHED_launch_kernel_ex, 3, CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
         {WATCHED_graph_instantiate, 1, CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
         {WATCHED_event_record, 25, CUDA_ERROR_ECC_UNCORRECTABLE, "CUDA_ERROR_ECC_UNCORRECTABLE"},

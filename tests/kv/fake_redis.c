@@ -31,6 +31,7 @@ struct client {
 struct value {
     char key[160];
     struct bytes bytes;
+    bool is_list; /* instead */
 };
 
 struct part {
@@ -100,6 +101,21 @@ static void close_client(struct client *client)
     *client = (struct client){.fd = -1};
 }
 
+/* By which commands are counted: S is SET's alone. */
+static char letter_of(const struct part *command)
+{
+    static const char strlen_name[] = "STRLEN";
+    bool is_strlen = command->num_bytes == strlen(strlen_name) &&
+                     memcmp(command->bytes, strlen_name, command->num_bytes) == 0;
+    return is_strlen ? 'L' : command->bytes[0];
+}
+
+static void add_wrong_type(struct client *client)
+{
+    add_text(&client->out,
+             "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n");
+}
+
 static struct value *find(struct fake_redis *redis, const struct part *key)
 {
     for (int32_t i = 0; i < redis->num_values; i++) {
@@ -121,6 +137,7 @@ static void set(struct fake_redis *redis, const struct part *parts)
         value->key[parts[1].num_bytes] = '\0';
     }
     value->bytes.num_bytes = 0;
+    value->is_list = false;
     add(&value->bytes, parts[2].bytes, parts[2].num_bytes);
 }
 
@@ -128,13 +145,23 @@ static void set(struct fake_redis *redis, const struct part *parts)
 static void answer(struct fake_redis *redis, struct client *client, const struct part *parts)
 {
     const struct value *value;
-    switch (parts[0].bytes[0]) {
-    case 'E':
-        add_text(&client->out, find(redis, &parts[1]) != NULL ? ":1\r\n" : ":0\r\n");
+    char length[32];
+    switch (letter_of(&parts[0])) {
+    case 'L':
+        value = find(redis, &parts[1]);
+        if (value != NULL && value->is_list) {
+            add_wrong_type(client);
+        } else {
+            (void)snprintf(length, sizeof(length), ":%zu\r\n",
+                           value != NULL ? value->bytes.num_bytes : 0);
+            add_text(&client->out, length);
+        }
         break;
     case 'G':
         value = find(redis, &parts[1]);
-        if (value == NULL) {
+        if (value != NULL && value->is_list) {
+            add_wrong_type(client);
+        } else if (value == NULL) {
             add_text(&client->out, "$-1\r\n");
         } else {
             add_value(&client->out, value->bytes.bytes, value->bytes.num_bytes);
@@ -191,7 +218,7 @@ static bool answer_wrong_value(struct fake_redis *redis, struct client *client,
 static bool answer_wrongly(struct fake_redis *redis, struct client *client,
                            const struct part *parts)
 {
-    char letter = parts[0].bytes[0];
+    char letter = letter_of(&parts[0]);
     size_t num_bytes = client->out.num_bytes;
     switch (redis->fault) {
     case FAKE_REDIS_SILENT:
@@ -208,7 +235,7 @@ static bool answer_wrongly(struct fake_redis *redis, struct client *client,
         add_text(&client->out, "HTTP/1.1 400 Bad Request\r\n\r\n");
         return true;
     case FAKE_REDIS_WRONG_TYPE:
-        add_text(&client->out, letter == 'E'   ? "$1\r\n1\r\n"
+        add_text(&client->out, letter == 'L'   ? "$1\r\n1\r\n"
                                : letter == 'G' ? ":1\r\n"
                                                : "$-1\r\n");
         return true;
@@ -248,10 +275,11 @@ static bool answer_wrongly(struct fake_redis *redis, struct client *client,
 
 static void note(struct fake_redis *redis, const struct part *parts, int32_t num_parts)
 {
-    int32_t letter = parts[0].bytes[0];
-    char *last = redis->last[letter];
+    char letter = letter_of(&parts[0]);
+
+    char *last = redis->last[letter & 127];
     size_t length = 0;
-    redis->counts[letter]++;
+    redis->counts[letter & 127]++;
     for (int32_t i = 0; i < num_parts && length + 2 < LAST_BYTES; i++) {
         /* What is in a value is of no interest. */
         if (letter == 'S' && i == 2) {
@@ -266,8 +294,8 @@ static void note(struct fake_redis *redis, const struct part *parts, int32_t num
 static bool run_command(struct fake_redis *redis, struct client *client, const struct part *parts,
                         int32_t num_parts)
 {
-    char letter = parts[0].bytes[0];
-    bool is_move = letter == 'E' || letter == 'G' || strncmp(parts[0].bytes, "SET", 3) == 0;
+    char letter = letter_of(&parts[0]);
+    bool is_move = letter == 'L' || letter == 'G' || strncmp(parts[0].bytes, "SET", 3) == 0;
     note(redis, parts, num_parts);
     if (client->is_silent) {
         return true;
@@ -448,7 +476,7 @@ static void forget_values(struct fake_redis *redis)
 {
     for (int32_t i = 0; i < redis->num_values; i++) {
         free(redis->values[i].bytes.bytes);
-        redis->values[i] = (struct value){{0}, {0}};
+        redis->values[i] = (struct value){.is_list = false};
     }
     redis->num_values = 0;
 }
@@ -517,6 +545,31 @@ void fake_redis_go_on(struct fake_redis *redis)
     pthread_mutex_lock(&redis->lock);
     redis->is_stopped = false;
     pthread_mutex_unlock(&redis->lock);
+}
+
+static void spoil(struct fake_redis *redis, size_t num_bytes, bool is_list)
+{
+    pthread_mutex_lock(&redis->lock);
+    for (int32_t i = 0; i < redis->num_values; i++) {
+        struct value *value = &redis->values[i];
+        char *zeros = calloc(1, num_bytes + 1);
+        assert_non_null(zeros);
+        value->is_list = is_list;
+        value->bytes.num_bytes = 0;
+        add(&value->bytes, zeros, num_bytes);
+        free(zeros);
+    }
+    pthread_mutex_unlock(&redis->lock);
+}
+
+void fake_redis_spoil(struct fake_redis *redis, size_t num_bytes)
+{
+    spoil(redis, num_bytes, false);
+}
+
+void fake_redis_spoil_with_lists(struct fake_redis *redis)
+{
+    spoil(redis, 0, true);
 }
 
 int32_t fake_redis_count(struct fake_redis *redis, char letter)

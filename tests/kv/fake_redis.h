@@ -43,10 +43,14 @@ void fake_redis_set_error(struct fake_redis *redis, const char *error, bool gree
 void fake_redis_stop(struct fake_redis *redis, bool keeps);
 void fake_redis_go_on(struct fake_redis *redis);
 
-/* Commands by their first letter: 'E'XISTS, 'G'ET, 'S'ET, 'A'UTH, 'P'ING; connections: 'C'. */
+/* Commands by their first letter: STR'L'EN, 'G'ET, 'S'ET, 'A'UTH, 'P'ING; connections: 'C'. */
 int32_t fake_redis_count(struct fake_redis *redis, char letter);
 /* Of the last command with that letter: its parts, one space between. */
 void fake_redis_last(struct fake_redis *redis, char letter, char *text, size_t text_bytes);
 int32_t fake_redis_num_values(struct fake_redis *redis);
+
+/* Puts something else under all keys: so many zeros, or a list. */
+void fake_redis_spoil(struct fake_redis *redis, size_t num_bytes);
+void fake_redis_spoil_with_lists(struct fake_redis *redis);
 
 #endif

@@ -190,7 +190,7 @@ static void test_faults(void **state)
     }
     assert_int_equal(num_lost, 8);
     assert_int_equal(metrics_of(tier.disk).num_read_faults, 8);
-    assert_int_equal(metrics_of(tier.disk).last_failure, EIO);
+    assert_int_equal(metrics_of(tier.disk).read_failure, EIO);
     assert_int_equal(metrics_of(tier.disk).num_blocks, 8);
 
     faulty.read_every = 0;
@@ -202,7 +202,7 @@ static void test_faults(void **state)
     }
     assert_true(num_lost > 0 && num_lost < 16);
     assert_int_equal(metrics_of(tier.disk).num_write_faults, num_lost);
-    assert_int_equal(metrics_of(tier.disk).last_failure, ENOSPC);
+    assert_int_equal(metrics_of(tier.disk).write_failure, ENOSPC);
     assert_true(kv_disk_check(tier.disk));
 
     /* No room for a segment: puts are refused for a while, and taken again. */
@@ -214,6 +214,9 @@ static void test_faults(void **state)
     }
     assert_true(num_lost > 10);
     assert_true(metrics_of(tier.disk).num_refused > 10);
+    /* Catches: blocks that go without a word after the first one. */
+    assert_int_equal(metrics_of(tier.disk).num_left_out, num_lost);
+    assert_int_equal(metrics_of(tier.disk).segment_failure, ENOSPC);
     faulty.resize_every = 0;
     int32_t num_tries = 0;
     while (!put(tier.disk, 60)) {
@@ -252,7 +255,7 @@ static void test_bit_flips(void **state)
 
     /* In a file, at any byte that means something: of header, entries, blocks. */
     char path[512], name[KV_SEGMENT_NAME_BYTES];
-    kv_segment_name(1, name);
+    kv_segment_name(1, false, name);
     (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, name);
     for (int32_t round = 0; round < (TEST_SANITIZED ? 50 : 500); round++) {
         remove_segments();
@@ -298,7 +301,7 @@ static void test_foreign(void **state)
     }
     kv_disk_close(tier.disk);
     /* Such a name, but not such a file. */
-    kv_segment_name(77, name);
+    kv_segment_name(77, false, name);
     (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, name);
     FILE *file = fopen(path, "w");
     assert_non_null(file);
@@ -339,12 +342,87 @@ static void test_foreign(void **state)
     kv_folder_close(&tier.folder);
 }
 
+static void write_file(const char *name, const void *bytes, size_t num_bytes)
+{
+    char path[512];
+    (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, num_bytes, file), num_bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+static bool is_there(const char *name)
+{
+    char path[512];
+    (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, name);
+    return access(path, F_OK) == 0;
+}
+
+/* Files that somebody else named like segments. Catches: one that is removed when room is short, or
+ * when the tier is opened; one that a new segment is written over, also where numbers begin again;
+ * one that nobody is told of; remains of ours that stay. */
+static void test_strange(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"00000001.imbrex-kv", "00000002.imbrex-kv",
+                                        "00000003.imbrex-kv", "00000004.imbrex-kv.part",
+                                        "ffffffff.imbrex-kv"};
+    enum { NUM_NAMES = sizeof(names) / sizeof(names[0]) };
+    static const unsigned char zeros[8192];
+    char text[128];
+    struct tier tier;
+    empty_folder();
+    open_tier(&tier, NULL, 2);
+    close_tier(&tier);
+    write_file(names[0], "a letter", 8);
+    write_file(names[1], "", 0);
+    write_file(names[2],
+               "a longer letter, which is of more bytes than a header of a segment has, and "
+               "so of another kind for who reads it",
+               110);
+    write_file(names[3], "half a letter", 13);
+    write_file(names[4], "the last letter", 15);
+    /* What is left of segments whose making was cut off. */
+    write_file("00000005.imbrex-kv.part", "", 0);
+    write_file("00000006.imbrex-kv.part", zeros, sizeof(zeros));
+    for (int32_t round = 0; round < 3; round++) {
+        open_tier(&tier, NULL, 2);
+        struct kv_disk_metrics metrics = metrics_of(tier.disk);
+        assert_int_equal(metrics.num_strange, NUM_NAMES);
+        assert_string_equal(metrics.strange_name, names[0]);
+        assert_int_equal(metrics.strange_failure, 0);
+        assert_int_equal(metrics.num_read_faults + metrics.num_damaged, 0);
+        for (int32_t i = 0; i < 10 * SLOTS; i++) {
+            assert_true(put(tier.disk, 100 * round + i));
+            assert_true(get(tier.disk, 100 * round + i));
+        }
+        assert_true(kv_disk_check(tier.disk));
+        close_tier(&tier);
+        for (int32_t i = 0; i < NUM_NAMES; i++) {
+            assert_true(is_there(names[i]));
+        }
+        assert_false(is_there("00000005.imbrex-kv.part"));
+        assert_false(is_there("00000006.imbrex-kv.part"));
+    }
+    (void)snprintf(text, sizeof(text), "%s/%s", FOLDER, names[0]);
+    FILE *file = fopen(text, "r");
+    assert_non_null(file);
+    assert_non_null(fgets(text, sizeof(text), file));
+    assert_string_equal(text, "a letter");
+    (void)fclose(file);
+    for (int32_t i = 0; i < NUM_NAMES; i++) {
+        (void)snprintf(text, sizeof(text), "%s/%s", FOLDER, names[i]);
+        assert_int_equal(unlink(text), 0);
+    }
+}
+
 /* Catches: a truncated segment that is served, or one that takes blocks before the cut with it. */
 static void test_truncated(void **state)
 {
     (void)state;
     char path[512], name[KV_SEGMENT_NAME_BYTES];
-    kv_segment_name(0, name);
+    kv_segment_name(0, false, name);
     (void)snprintf(path, sizeof(path), "%s/%s", FOLDER, name);
     for (int32_t kept = 0; kept < SLOTS; kept++) {
         struct tier tier;
@@ -470,7 +548,7 @@ static int32_t read_entries(uint32_t number, struct kv_segment_entry entries[2 *
     int32_t num_broken, num_entries = 0;
     enum kv_segment_kind kind = KV_SEGMENT_UNKNOWN;
     struct kv_segment_layout layout = kv_segment_layout(BLOCK_BYTES, SEGMENT_BYTES, &owner);
-    kv_segment_name(number, name);
+    kv_segment_name(number, false, name);
     (void)snprintf(path, 512, "%s/%s", FOLDER, name);
     assert_int_equal(
         kv_segment_scan(&kv_files_system, path, &layout, &kind, entries, &num_bytes, &num_broken),
@@ -632,6 +710,7 @@ int run_kv_disk_tests(void)
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_bit_flips),
         cmocka_unit_test(test_foreign),
+        cmocka_unit_test(test_strange),
         cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_cleaned),
         cmocka_unit_test(test_killed_while_cleaned),

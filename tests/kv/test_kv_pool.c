@@ -237,6 +237,9 @@ static void test_keeper_walk(void **state)
             num_cached += is_cached;
             num_free += num_users[i] + num_pins[i] == 0 && !is_kept[i];
             assert_int_equal(kv_pool_is_cached(&pool, i), is_cached);
+            if (num_users[i] > 0) {
+                assert_int_equal(kv_pool_is_writable(&pool, i), num_users[i] == 1 && !is_kept[i]);
+            }
         }
         assert_true(kv_pool_check(&pool));
         assert_int_equal(pool.num_free, num_free);

@@ -12,6 +12,7 @@
 #include "kv/kv_remote_link.h"
 #include "kv/kv_remote_value.h"
 #include "tests/kv/fake_redis.h"
+#include "tests/kv/noted_lines.h"
 #include "tests/kv/redis_server.h"
 #include "tests/test.h"
 
@@ -208,6 +209,8 @@ static void test_url(void **state)
         "redis://h/-1",
         "redis://h/1/2",
         "redis://h?ttl=",
+        "redis://h?ttl=0",
+        "redis://h?ttl=5&ttl=6",
         "redis://h?ttl=-1",
         "redis://h?ttl=1d",
         "redis://h?ttl=315360001",
@@ -233,14 +236,14 @@ static void test_url(void **state)
     assert_int_equal(url.zstd_level, 0);
     assert_string_equal(url.password, "");
     assert_int_equal(
-        kv_remote_url_parse("redis://me:p%40s%3as/%2F@[::1]:7000/12?ttl=0&zstd=0", &url, &err),
+        kv_remote_url_parse("redis://me:p%40s%3as/%2F@[::1]:7000/12?ttl=1&zstd=0", &url, &err),
         IMBREX_STATUS_OK);
     assert_string_equal(url.host, "::1");
     assert_string_equal(url.user, "me");
     assert_string_equal(url.password, "p@s:s//");
     assert_int_equal(url.port, 7000);
     assert_int_equal(url.database, 12);
-    assert_int_equal(url.ttl_s, 0);
+    assert_int_equal(url.ttl_s, 1);
     assert_int_equal(kv_remote_url_parse("redis://:x@h/?ttl=7", &url, &err), IMBREX_STATUS_OK);
     assert_string_equal(url.user, "");
     assert_int_equal(url.ttl_s, 7);
@@ -253,6 +256,48 @@ static void test_url(void **state)
     }
     assert_int_equal(kv_remote_url_parse("rediss://h", &url, &err), IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "TLS"));
+}
+
+/* Catches: a refusal that does not say which part, what may stand there and what does, or one that
+ * shows what may be a password. */
+static void test_url_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *url, *message;
+    } cases[] = {
+        {"redis://h:99999",
+         "kv_remote_url: PORT: expected a number from 1 to 65535, found \"99999\""},
+        {"redis://h:0", "PORT: expected a number from 1 to 65535, found \"0\""},
+        {"redis://h:", "PORT: expected a number from 1 to 65535, found nothing"},
+        {"redis://me:hunter2", "PORT: expected a number from 1 to 65535, found what is not shown"},
+        {"redis://h/hunter2",
+         "DB: expected a number from 0 to 2147483647, found what is not shown"},
+        {"redis://h/4294967296",
+         "DB: expected a number from 0 to 2147483647, found \"4294967296\""},
+        {"redis://h?ttl=0", "ttl: expected a number from 1 to 315360000, found \"0\""},
+        {"redis://h?ttl=1d", "ttl: expected a number from 1 to 315360000, found \"1d\""},
+        {"redis://h?ttl=5&zstd=20", "zstd: expected a number from 0 to 19, found \"20\""},
+        {"redis://h?ttl=5&ttl=5", "ttl: expected it once, found it twice"},
+        {"redis://h?ttl=5&", "found an empty setting"},
+        {"redis://h?tls=1",
+         "expected the settings ttl=SECONDS and zstd=LEVEL, found an unknown one, tls"},
+        {"redis://h?zstd", "found one without a value, zstd"},
+        {"redis://me:12?hunter2@h", "found an @ behind the ?"},
+        {"redis://:6379", "found no HOST"},
+        {"redis://hunter2@h", "found no [USER]:PASSWORD before the @"},
+    };
+    struct kv_remote_url url;
+    struct imbrex_error err;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(kv_remote_url_parse(cases[i].url, &url, &err),
+                         IMBREX_STATUS_INVALID_ARGUMENT);
+        if (strstr(err.message, cases[i].message) == NULL) {
+            fail_msg("%s: %s", cases[i].url, err.message);
+        }
+        assert_string_equal(err.field, "kv_remote_url");
+        assert_null(strstr(err.message, "hunter2"));
+    }
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -565,7 +610,7 @@ static void test_greeting(void **state)
     (void)snprintf(url.user, sizeof(url.user), "me");
     (void)snprintf(url.password, sizeof(url.password), "a word");
     url.database = 5;
-    url.ttl_s = 0;
+    url.ttl_s = 17;
     struct kv_remote *remote = open_with(&options);
     fake_redis_last(redis, 'A', text, sizeof(text));
     assert_string_equal(text, "AUTH me a word");
@@ -574,7 +619,7 @@ static void test_greeting(void **state)
     assert_true(metrics_of(remote).is_up);
     assert_true(put(remote, 1));
     fake_redis_last(redis, 'S', text, sizeof(text));
-    assert_null(strstr(text, " EX"));
+    assert_non_null(strstr(text, " EX 17"));
     kv_remote_close(remote);
     fake_redis_destroy(redis);
 }
@@ -646,6 +691,69 @@ static void test_repair(void **state)
     fake_redis_destroy(redis);
 }
 
+/* Something else lies under a block's key: too long, too short, no string. Catches: a connection
+ * that is given up for it, a key that is asked for again and again, a fault that is not counted,
+ * one that stays until its time is over since the server "has" the block. */
+static void test_foreign_value(void **state)
+{
+    (void)state;
+    static const size_t lengths[] = {10, 1 << 20, 8 << 20, 0};
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        struct fake_redis *redis = fake_redis_create();
+        struct kv_remote *first = open_impatient(redis), *second = open_impatient(redis);
+        assert_true(put(first, 1));
+        if (lengths[i] > 0) {
+            fake_redis_spoil(redis, lengths[i]);
+        } else {
+            fake_redis_spoil_with_lists(redis);
+        }
+        /* Who asks first, and who sends without asking. */
+        assert_int_equal(look(second, 1), KV_REMOTE_ABSENT);
+        int32_t num_asked = fake_redis_count(redis, 'L');
+        assert_int_equal(look(second, 1), KV_REMOTE_ABSENT);
+        assert_int_equal(fake_redis_count(redis, 'L'), num_asked);
+        assert_true(put(second, 1));
+        assert_true(get(second, 1));
+        assert_int_equal(metrics_of(second).num_damaged, 1);
+        if (lengths[i] > 0) {
+            fake_redis_spoil(redis, lengths[i]);
+        } else {
+            fake_redis_spoil_with_lists(redis);
+        }
+        struct kv_remote *third = open_impatient(redis);
+        assert_true(put(third, 1));
+        assert_true(get(third, 1));
+        assert_int_equal(metrics_of(third).num_damaged, 1);
+        assert_int_equal(metrics_of(second).num_failures + metrics_of(third).num_failures, 0);
+        assert_int_equal(metrics_of(second).num_errors + metrics_of(third).num_errors, 0);
+        kv_remote_close(first);
+        kv_remote_close(second);
+        kv_remote_close(third);
+        fake_redis_destroy(redis);
+    }
+}
+
+/* The value grows between the question and the fetch. Catches: a key that ends the connection each
+ * time. */
+static void test_overlong_answer(void **state)
+{
+    (void)state;
+    struct fake_redis *redis = fake_redis_create();
+    struct kv_remote *remote = open_impatient(redis);
+    assert_true(put(remote, 1));
+    assert_int_equal(look(remote, 1), KV_REMOTE_THERE);
+    fake_redis_spoil(redis, 8 << 20);
+    assert_false(get(remote, 1));
+    await_up(remote);
+    assert_int_equal(look(remote, 1), KV_REMOTE_ABSENT);
+    assert_int_equal(metrics_of(remote).num_damaged, 1);
+    put_at_last(remote, 1);
+    assert_true(get(remote, 1));
+    assert_int_equal(metrics_of(remote).num_failures, 1);
+    kv_remote_close(remote);
+    fake_redis_destroy(redis);
+}
+
 /* Catches: an engine that is not created because its server is down, one that never finds it, a
  * look that waits for a server that is not there. */
 static void test_restart(void **state)
@@ -701,12 +809,12 @@ static void test_silent(void **state)
     fake_redis_set_fault(redis, FAKE_REDIS_SILENT, 1);
     assert_int_equal(look(remote, 7), KV_REMOTE_ABSENT);
     assert_false(metrics_of(remote).is_up);
-    int32_t num_asked = fake_redis_count(redis, 'E');
+    int32_t num_asked = fake_redis_count(redis, 'L');
     for (int32_t i = 10; i < 100; i++) {
         assert_int_equal(look(remote, i), KV_REMOTE_ABSENT);
         assert_false(put(remote, i));
     }
-    assert_int_equal(fake_redis_count(redis, 'E'), num_asked);
+    assert_int_equal(fake_redis_count(redis, 'L'), num_asked);
     assert_int_equal(fake_redis_count(redis, 'C'), 1);
     assert_int_equal(metrics_of(remote).num_failures, 1);
     kv_remote_close(remote);
@@ -746,25 +854,12 @@ static void test_out_of_memory(void **state)
     fake_redis_destroy(redis);
 }
 
-struct lines {
-    int32_t num_lines;
-    char last[512];
-};
-
-static void note_line(void *user, enum imbrex_log_level level, const char *message)
-{
-    struct lines *lines = user;
-    assert_int_equal(level, IMBREX_LOG_LEVEL_WARNING);
-    lines->num_lines++;
-    (void)snprintf(lines->last, sizeof(lines->last), "%s", message);
-}
-
 /* Catches: a log that is filled, one that does not say what the server said, or says the password,
  * or what a server sends to a terminal; a login that is refused and tried without a pause. */
 static void test_refused_login(void **state)
 {
     (void)state;
-    struct lines lines = {0};
+    struct noted_lines lines = {0};
     const struct log log = {.write = note_line, .user = &lines};
     struct fake_redis *redis = fake_redis_create();
     struct kv_remote_url url = url_of(fake_redis_port(redis));
@@ -891,7 +986,7 @@ static void test_redis_settings(void **state)
     }
     assert_false(get(remote, 0)); /* its second is over */
     kv_remote_close(remote);
-    url.ttl_s = 0;
+    url.ttl_s = 17;
     remote = open_with(&options);
     int32_t num_put = 0;
     while (num_put < 1000 && put(remote, num_put)) {
@@ -954,15 +1049,27 @@ static void test_absent(void **state)
 }
 
 static const struct CMUnitTest all_tests[] = {
-    cmocka_unit_test(test_url),           cmocka_unit_test(test_value),
-    cmocka_unit_test(test_forged),        cmocka_unit_test(test_compressed),
-    cmocka_unit_test(test_known),         cmocka_unit_test(test_absent),
-    cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_many),
-    cmocka_unit_test(test_greeting),      cmocka_unit_test(test_faults),
-    cmocka_unit_test(test_repair),        cmocka_unit_test(test_restart),
-    cmocka_unit_test(test_silent),        cmocka_unit_test(test_out_of_memory),
-    cmocka_unit_test(test_refused_login), cmocka_unit_test(test_walk),
-    cmocka_unit_test(test_redis),         cmocka_unit_test(test_redis_settings),
+    cmocka_unit_test(test_url),
+    cmocka_unit_test(test_url_refusals),
+    cmocka_unit_test(test_foreign_value),
+    cmocka_unit_test(test_overlong_answer),
+    cmocka_unit_test(test_value),
+    cmocka_unit_test(test_forged),
+    cmocka_unit_test(test_compressed),
+    cmocka_unit_test(test_known),
+    cmocka_unit_test(test_absent),
+    cmocka_unit_test(test_round_trip),
+    cmocka_unit_test(test_many),
+    cmocka_unit_test(test_greeting),
+    cmocka_unit_test(test_faults),
+    cmocka_unit_test(test_repair),
+    cmocka_unit_test(test_restart),
+    cmocka_unit_test(test_silent),
+    cmocka_unit_test(test_out_of_memory),
+    cmocka_unit_test(test_refused_login),
+    cmocka_unit_test(test_walk),
+    cmocka_unit_test(test_redis),
+    cmocka_unit_test(test_redis_settings),
     cmocka_unit_test(test_redis_faults),
 };
 enum { NUM_TESTS_WITHOUT_LINK = 6 };

@@ -284,6 +284,25 @@ static void look_at_predictions(struct world *world, int32_t *num_predictions)
     assert_true(victim < 0 || policy->functions->value(policy, victim, world->now_ns) >= 0);
 }
 
+/* Catches: a policy that predicts and is said not to, or the other way, so that whoever asks for
+ * prefetching is told what is not so; a name that is none and found. */
+static void test_find(void **state)
+{
+    (void)state;
+    bool predicts = true;
+    for (int32_t p = 0; kv_policy_name(p) != NULL; p++) {
+        static struct world world;
+        struct kv_policy_options options = kv_policy_options_default();
+        world_init(&world, kv_policy_name(p), 50, &options);
+        const struct kv_policy_functions *functions = kv_cache_policy(world.cache)->functions;
+        assert_true(kv_policy_find(kv_policy_name(p), &predicts));
+        assert_int_equal(predicts, functions->predict != NULL && functions->value != NULL);
+        assert_non_null(strstr(kv_policy_names(), kv_policy_name(p)));
+        world_deinit(&world);
+    }
+    assert_false(kv_policy_find("best", NULL));
+}
+
 /* Catches, for every policy: a victim that is busy or unknown (the cache asserts), a list that
  * loses blocks (then none is left to go though some are idle), a state that grows, answers that
  * differ between two lives of the same events, blocks that come up from a slower tier and are taken
@@ -354,6 +373,7 @@ int run_policies_tests(void)
         cmocka_unit_test(test_gdsf_costs_and_ages),
         cmocka_unit_test(test_queue_protects_the_nearest),
         cmocka_unit_test(test_seed_prefetch_list),
+        cmocka_unit_test(test_find),
         cmocka_unit_test(test_random_lives),
     };
     return cmocka_run_group_tests_name("policies", tests, NULL, NULL);

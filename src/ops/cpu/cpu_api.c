@@ -22,9 +22,9 @@ enum imbrex_status imbrex_cpu_open(int32_t num_threads, struct imbrex_cpu **cpu,
                                    struct imbrex_error *err)
 {
     if (num_threads < 0 || num_threads > THREAD_POOL_MAX_THREADS) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "num_threads: expected 0 to %d, found %d", THREAD_POOL_MAX_THREADS,
-                         (int)num_threads);
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "num_threads",
+                               ": expected 0 to %d, found %d", THREAD_POOL_MAX_THREADS,
+                               (int)num_threads);
     }
     struct imbrex_cpu *opened = calloc(1, sizeof(*opened));
     if (opened == NULL) {

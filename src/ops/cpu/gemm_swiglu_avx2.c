@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-#include "ops/cpu/dot_tile_avx2.h"
+#include "ops/cpu/dot_columns_avx2.h"
 #include "ops/cpu/vec_avx2.h"
 #include "ops/ref/ref_kernels.h"
 
@@ -45,8 +45,7 @@ void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_
         ref_gemm_swiglu(params, work, begin, end);
         return;
     }
-    struct dot_job job = {.tiles = &avx2_dot_tiles,
-                          .a = params->a,
+    struct dot_job job = {.a = params->a,
                           .a_stride_bytes = params->hidden_size * (int64_t)sizeof(float),
                           .weights = {params->gate.elements, params->up.elements},
                           .num_matrices = 2,
@@ -55,7 +54,7 @@ void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_
                           .num_elements = params->hidden_size,
                           .store = store_swiglu,
                           .params = params};
-    dot_panels(&job, work->scratch, begin, end);
+    avx2_dot_columns(&job, work->scratch, begin, end);
 }
 
 #endif

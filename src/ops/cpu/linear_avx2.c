@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "ops/cpu/dot_tile_avx2.h"
+#include "ops/cpu/dot_columns_avx2.h"
 #include "ops/cpu/vec_avx2.h"
 
 static void store_linear(const void *arg, const struct dot_sums *sums)
@@ -35,8 +35,7 @@ void avx2_linear(const struct linear_params *params, const struct cpu_work *work
         avx2_quant_linear(params, work, begin, end);
         return;
     }
-    struct dot_job job = {.tiles = &avx2_dot_tiles,
-                          .a = params->a,
+    struct dot_job job = {.a = params->a,
                           .a_stride_bytes = params->a_stride * (int64_t)sizeof(float),
                           .weights = {params->weight.elements},
                           .num_matrices = 1,
@@ -45,7 +44,7 @@ void avx2_linear(const struct linear_params *params, const struct cpu_work *work
                           .num_elements = params->in_features,
                           .store = store_linear,
                           .params = params};
-    dot_panels(&job, work->scratch, begin, end);
+    avx2_dot_columns(&job, work->scratch, begin, end);
 }
 
 #endif

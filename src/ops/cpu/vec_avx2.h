@@ -15,8 +15,7 @@
 #define VEC_LANES 8
 
 /* Holds a vector in a register. gcc 12 otherwise repeats a load as the memory operand of each use,
- * which made the tiles of dot_tile_avx2.c wait for the load units: 57 instead of 90 GFLOP/s, 128
- * rows of 896 bf16 on an EPYC 9004 core. */
+ * and tiles wait for the load units. */
 VEC_INLINE __m256 vec_keep(__m256 vec)
 {
     __asm__("" : "+x"(vec));
@@ -40,13 +39,12 @@ VEC_INLINE __m256 vec_add_product(__m256 sum, __m256 a, __m256 b)
     return sum;
 }
 
-/* The same with `a` in memory, at any address: one instruction. */
-VEC_INLINE __m256 vec_add_product_at(__m256 sum, const float *a, __m256 b)
+/* A broadcast where this stands. */
+VEC_INLINE __m256 vec_broadcast_here(const float *at)
 {
-    __asm__ volatile("vfmadd231ps %1, %2, %0"
-                     : "+x"(sum)
-                     : "m"(*(const __m256_u *)(const void *)a), "x"(b));
-    return sum;
+    __m256 vec;
+    __asm__ volatile("vbroadcastss %1, %0" : "=x"(vec) : "m"(*at));
+    return vec;
 }
 
 /* Lanes [0, num_lanes) set. */

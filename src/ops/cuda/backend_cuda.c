@@ -268,11 +268,12 @@ enum imbrex_status backend_cuda_create_on(struct imbrex_device *device,
         (created->is_plain || !cuda_rope_kv_takes(shape->head_dim) ||
          !cuda_tensor_attend_takes(created, shape->head_dim))) {
         free(created);
-        return error_set(err, IMBREX_STATUS_UNSUPPORTED,
-                         "kv_dtype: expected bf16 on a GPU for this model, found %s, which needs "
-                         "BF16 activations, hidden_size, intermediate_size and the width of q in "
-                         "multiples of 64, and head_dim in multiples of 16 up to 256",
-                         kv_dtype_name(shape->kv_dtype));
+        return error_set_field(
+            err, IMBREX_STATUS_UNSUPPORTED, "kv_dtype",
+            ": expected bf16 on a GPU for this model, found %s, which needs "
+            "BF16 activations, hidden_size, intermediate_size and the width of q in "
+            "multiples of 64, and head_dim in multiples of 16 up to 256",
+            kv_dtype_name(shape->kv_dtype));
     }
     *backend = &created->backend;
     return IMBREX_STATUS_OK;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/line.h"
 
 /* Layers of the largest models asked for (80) times the matrices of one (about 10). */
 #define DEFAULT_MAX_TENSOR_MAPS 1024
@@ -48,7 +49,7 @@ static enum imbrex_status find_gpu(struct imbrex_device *device, int32_t device_
     if (device_idx < 0 || device_idx >= num_gpus) {
         return error_set(err, IMBREX_STATUS_NOT_FOUND,
                          "device %d: expected a number from 0 to %d, this machine has %d GPU%s",
-                         (int)device_idx, num_gpus - 1, num_gpus, num_gpus == 1 ? "" : "s");
+                         (int)device_idx, num_gpus - 1, num_gpus, line_plural((uint64_t)num_gpus));
     }
     TRY(DRIVER_CALL(driver, err, device_get, &device->gpu, device_idx));
     TRY(DRIVER_CALL(driver, err, device_get_name, description->name, (int)sizeof(description->name),

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
+#include "base/symbol.h"
 #include "ops/device.h"
 
 #define DRIVER_LIBRARY "libcuda.so.1"
@@ -72,16 +73,14 @@ enum imbrex_status driver_open(struct driver *driver, struct imbrex_error *err)
                          reason != NULL ? reason : DRIVER_LIBRARY " cannot be opened");
     }
     for (size_t i = 0; i < sizeof(driver_calls) / sizeof(driver_calls[0]); i++) {
-        void *symbol = dlsym(opened.library, driver_calls[i].symbol);
-        if (symbol == NULL) {
+        if (!symbol_find(opened.library, driver_calls[i].symbol,
+                         (unsigned char *)&opened + driver_calls[i].offset)) {
             status = error_set(err, IMBREX_STATUS_UNSUPPORTED,
                                "CUDA: " DRIVER_LIBRARY " has no %s: expected the driver of release "
                                "%d or later",
                                driver_calls[i].symbol, DRIVER_MIN_RELEASE);
             goto fail;
         }
-        /* POSIX lets the object pointer of dlsym stand for a function; ISO C has no cast for it. */
-        memcpy((unsigned char *)&opened + driver_calls[i].offset, &symbol, sizeof(symbol));
     }
     TRY_OR_FAIL(driver_init(&opened, err));
     *driver = opened;
@@ -95,14 +94,10 @@ fail:
 bool device_cuda_is_present(void)
 {
     void *library = dlopen(DRIVER_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library != NULL ? dlsym(library, "cuInit") : NULL;
     __typeof__(cuInit) *init = NULL;
-    bool is_present = symbol != NULL;
+    bool is_present =
+        library != NULL && symbol_find(library, "cuInit", &init) && init(0) != CUDA_ERROR_NO_DEVICE;
 
-    if (symbol != NULL) {
-        memcpy(&init, &symbol, sizeof(symbol));
-        is_present = init(0) != CUDA_ERROR_NO_DEVICE;
-    }
     if (library != NULL) {
         dlclose(library);
     }

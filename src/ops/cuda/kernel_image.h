@@ -26,6 +26,7 @@
     X(small_resident)            \
     X(small_stream)              \
     X(decode_attention)          \
+    X(host_copy)                 \
     X(sample)
 /* Compiled for compute_80, as machine code for 8.x and as what the driver compiles for others. */
 #define KERNEL_IMAGE_PORTABLE_LIST(X) \
@@ -37,6 +38,7 @@
     X(tensor_attention)               \
     X(small_resident)                 \
     X(small_stream)                   \
+    X(host_copy)                      \
     X(sample)
 
 enum kernel_image {

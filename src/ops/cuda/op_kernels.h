@@ -14,6 +14,7 @@
 #include "ops/cuda/kernels/gated_activation_params.h"
 #include "ops/cuda/kernels/gemm_qkv_params.h"
 #include "ops/cuda/kernels/gemm_residual_params.h"
+#include "ops/cuda/kernels/host_copy_params.h"
 #include "ops/cuda/kernels/plain_params.h"
 #include "ops/cuda/kernels/prefill_attention_params.h"
 #include "ops/cuda/kernels/row_params.h"
@@ -30,6 +31,7 @@
     DECODE_ATTENTION_KERNELS(X)  \
     PREFILL_ATTENTION_KERNELS(X) \
     SAMPLE_KERNELS(X)            \
+    HOST_COPY_KERNELS(X)         \
     PLAIN_KERNELS(X)
 
 enum op_kernel {

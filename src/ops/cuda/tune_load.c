@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/symbol.h"
 #include "ops/cuda/cuda_device.h"
 #include "ops/cuda/tune_table.h"
 
@@ -27,16 +28,6 @@ struct nvml_calls {
     NVML_CALL_LIST(NVML_FIELD)
 #undef NVML_FIELD
 };
-
-static bool find_symbol(void *library, const char *name, void *field, size_t field_bytes)
-{
-    void *symbol = dlsym(library, name);
-    if (symbol == NULL) {
-        return false;
-    }
-    memcpy(field, &symbol, field_bytes);
-    return true;
-}
 
 static void ask_nvml(const struct nvml_calls *nvml, const char *pci_bus_id,
                      struct imbrex_tune_key *key)
@@ -65,7 +56,7 @@ static void read_nvml(const char *pci_bus_id, struct imbrex_tune_key *key)
     struct nvml_calls nvml;
     bool is_complete = library != NULL;
 #define NVML_FIND(field, symbol, arguments) \
-    is_complete = is_complete && find_symbol(library, #symbol, &nvml.field, sizeof(nvml.field));
+    is_complete = is_complete && symbol_find(library, #symbol, &nvml.field);
     NVML_CALL_LIST(NVML_FIND)
 #undef NVML_FIND
     if (is_complete && nvml.init() == 0) {
