@@ -156,8 +156,9 @@ CHECK_SHARED := $(filter-out $(CHECK_SOURCES) tests/ops/test_%,$(wildcard tests/
 GPU_SOURCES := $(wildcard tests/gpu/check_*.c)
 # What a benchmark and a test both do with a GPU.
 GPU_SHARED := tests/gpu/gpu_check.c \
-    $(if $(filter 1,$(CUDA)),tests/gpu/gpu_session.c tests/gpu/gpu_matrix.c bench/cuda/gpu.c \
-    bench/cuda/bench_image.c $(addprefix src/cli/,output.c options.c)) tests/gpu/gating_reference.c
+    $(if $(filter 1,$(CUDA)),tests/gpu/gpu_session.c tests/gpu/gpu_matrix.c \
+    tests/gpu/attention_bed.c bench/cuda/gpu.c bench/cuda/bench_image.c \
+    $(addprefix src/cli/,output.c options.c)) tests/gpu/gating_reference.c
 GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
 GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
 FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)
