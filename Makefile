@@ -379,7 +379,8 @@ $(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)
 # Those whose figures are kept write the head of their reports as the program does.
 REPORTING := $(addprefix $(BUILD)/bench/bench_kv_,pin disk pack move layers)
-$(REPORTING): $(call objects,$(patsubst %,src/cli/%.c,report_header machine output options replace_file))
+$(REPORTING): $(call objects,$(patsubst %,src/cli/%.c,report_header machine output options \
+    replace_file))
 # It reads clock and power.
 $(BUILD)/bench/bench_kv_move: $(call objects,$(if $(filter 1,$(CUDA)),$(addprefix bench/,\
     cuda/gpu.c cuda/gpu_meter.c cuda/bench_image.c peers/nvml.c)))
