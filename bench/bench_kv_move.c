@@ -197,7 +197,7 @@ static enum imbrex_status submit_rows(struct bench *bench, struct step_row *rows
     }
     batch_fill(&plan, &bench->limits, bench->block_tables, &source,
                executor_batch_memory(bench->executor), &layout);
-    TRY(executor_submit(bench->executor, &plan, &layout));
+    TRY(executor_submit(bench->executor, &plan, &layout, NULL));
     bench->num_in_flight++;
     return IMBREX_STATUS_OK;
 }

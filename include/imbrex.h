@@ -776,6 +776,8 @@ struct imbrex_engine_metrics {
     /* Blocks brought up before anybody asked for them; of these, used by a request, and forgotten
      * unused. */
     uint64_t num_kv_ahead, num_kv_ahead_used, num_kv_ahead_wasted;
+    /* Times that a request ran while its blocks were still coming up from RAM, layer by layer. */
+    uint64_t num_kv_layered;
     uint64_t kv_wait_ns;         /* time that the next request waited for blocks on their way */
     uint64_t num_key_collisions; /* equal keys of different tokens, seen and not taken for a hit */
     uint64_t num_steps, num_failed_steps;

@@ -102,6 +102,8 @@ struct imbrex_kv_sim_prefetch {
     /* Planned to be fetched; of these used by a request, forgotten again unused, taken back before
      * they began. The rest was still there or on its way at the end. */
     int64_t num_planned, num_used, num_wasted, num_cancelled;
+    /* Of those planned and used: for nobody who waited, because the policy expected it. */
+    int64_t num_predicted, num_predicted_used;
     /* Computed again although the slower tier had them: their request had waited, so that it could
      * have been told; or it had not, and only a prediction could have. */
     int64_t num_late, num_unforeseen;

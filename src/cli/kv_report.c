@@ -616,13 +616,14 @@ static json_t *json_prefetch(const struct imbrex_kv_sim_prefetch *prefetch)
         return json_null();
     }
     return json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "num_planned",
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "num_planned",
         (json_int_t)prefetch->num_planned, "num_used", (json_int_t)prefetch->num_used, "num_wasted",
         (json_int_t)prefetch->num_wasted, "num_cancelled", (json_int_t)prefetch->num_cancelled,
         "num_late", (json_int_t)prefetch->num_late, "num_unforeseen",
-        (json_int_t)prefetch->num_unforeseen, "precision", json_number(prefetch->precision),
-        "recall", json_number(prefetch->recall), "hit_rate", json_number(prefetch->hit_rate),
-        "ttft_s", json_spread(&prefetch->ttft));
+        (json_int_t)prefetch->num_unforeseen, "num_predicted", (json_int_t)prefetch->num_predicted,
+        "num_predicted_used", (json_int_t)prefetch->num_predicted_used, "precision",
+        json_number(prefetch->precision), "recall", json_number(prefetch->recall), "hit_rate",
+        json_number(prefetch->hit_rate), "ttft_s", json_spread(&prefetch->ttft));
 }
 
 /* [count] numbers. */

@@ -61,6 +61,13 @@ static void format_planned(const struct kv_stack_table *table,
     kv_cell_counts(stack->prefetch.num_planned, stack->prefetch.num_wasted, cell);
 }
 
+static void format_predicted(const struct kv_stack_table *table,
+                             const struct imbrex_kv_sim_stack *stack, struct kv_cell *cell)
+{
+    (void)table;
+    kv_cell_counts(stack->prefetch.num_predicted, stack->prefetch.num_predicted_used, cell);
+}
+
 static void format_from(const struct kv_stack_table *table, const struct imbrex_kv_sim_stack *stack,
                         struct kv_cell *cell)
 {
@@ -83,6 +90,7 @@ static const struct kv_stack_measure of_stacks[] = {
     {"s held for blocks, in sum", format_held},
     {"fetched ahead, precision / recall in %", format_precision},
     {"fetched ahead, blocks planned / wasted", format_planned},
+    {"fetched ahead, blocks predicted / used", format_predicted},
 };
 static const struct kv_stack_measure from_measure = {"tokens from it / lost", format_from};
 static const struct kv_stack_measure token_measure = {"tokens up / down", format_link};

@@ -471,6 +471,7 @@ static void take_growth(const struct imbrex_engine_metrics *before,
     result->num_kv_demoted = after->num_kv_demoted - before->num_kv_demoted;
     result->num_kv_lost = after->num_kv_lost - before->num_kv_lost;
     result->num_kv_faults = after->num_kv_faults - before->num_kv_faults;
+    result->num_kv_layered = after->num_kv_layered - before->num_kv_layered;
     result->kv_wait_ns = after->kv_wait_ns - before->kv_wait_ns;
     result->kv_block_ns = after->kv_block_ns;
     result->kv_recompute_ns = after->kv_recompute_ns;

@@ -30,6 +30,7 @@ struct flight {
     enum imbrex_status status; /* of its submission; not OK: there is nothing to collect */
     int32_t *pinned_blocks;    /* [num_pinned_blocks] duplicates that it still reads */
     int32_t num_pinned_blocks;
+    bool has_waited; /* for KV blocks, so that its time is not that of computing */
     int64_t submit_ns;
 };
 
@@ -86,6 +87,9 @@ void engine_loop_step(struct imbrex_engine *engine);
 /* Whether engine_loop_step would find something to do. The caller runs the engine and holds the
  * lock. */
 bool engine_loop_has_work(const struct imbrex_engine *engine);
+/* When a step is due without that, for what is expected to be asked for; INT64_MAX: never. The
+ * caller runs the engine. */
+int64_t engine_loop_due_ns(const struct imbrex_engine *engine);
 
 void request_list_append(struct request_list *list, struct imbrex_request *request);
 void request_list_remove(struct request_list *list, struct imbrex_request *request);

@@ -33,18 +33,31 @@ enum imbrex_status engine_check_outside(struct imbrex_engine *engine, const char
     return is_inside ? refuse_runner(call, err) : IMBREX_STATUS_OK;
 }
 
+/* Sleeps until something changes or the time (INT64_MAX: never) has come; the lock is held. */
+static void wait_locked(struct imbrex_engine *engine, int64_t until_ns)
+{
+    if (until_ns == INT64_MAX) {
+        pthread_cond_wait(&engine->changed, &engine->lock);
+    } else {
+        struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
+                                 .tv_nsec = (long)(until_ns % 1000000000)};
+        pthread_cond_timedwait(&engine->changed, &engine->lock, &until);
+    }
+}
+
 static void *engine_main(void *arg)
 {
     struct imbrex_engine *engine = arg;
     pthread_mutex_lock(&engine->lock);
     engine->runner = pthread_self();
     while (!engine->is_stopping) {
-        if (engine_loop_has_work(engine)) {
+        int64_t due_ns = engine_loop_due_ns(engine);
+        if (engine_loop_has_work(engine) || (due_ns != INT64_MAX && clock_now_ns() >= due_ns)) {
             pthread_mutex_unlock(&engine->lock);
             engine_loop_step(engine);
             pthread_mutex_lock(&engine->lock);
         } else {
-            pthread_cond_wait(&engine->changed, &engine->lock);
+            wait_locked(engine, due_ns);
         }
     }
     /* Before the thread ends, since another one may get its identity. */
@@ -144,18 +157,6 @@ enum imbrex_status imbrex_engine_step(struct imbrex_engine *engine, bool *has_wo
     pthread_mutex_unlock(&engine->lock);
     *has_work = has_more && status == IMBREX_STATUS_OK;
     return status;
-}
-
-/* Sleeps until something changes or the time (INT64_MAX: never) has come; the lock is held. */
-static void wait_locked(struct imbrex_engine *engine, int64_t until_ns)
-{
-    if (until_ns == INT64_MAX) {
-        pthread_cond_wait(&engine->changed, &engine->lock);
-    } else {
-        struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
-                                 .tv_nsec = (long)(until_ns % 1000000000)};
-        pthread_cond_timedwait(&engine->changed, &engine->lock, &until);
-    }
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */

@@ -244,11 +244,17 @@ static bool submit_step(struct imbrex_engine *engine, int64_t now_ns)
     if (flight->plan.num_rows == 0) {
         return false;
     }
+    struct executor_waits waits = {.num_waits = 0};
     engine->num_flights++;
     flight->submit_ns = now_ns;
-    flight->status = has_tiers ? prefix_tiers_start(&engine->tiers) : IMBREX_STATUS_OK;
+    flight->status = IMBREX_STATUS_OK;
+    if (has_tiers) {
+        flight->status = prefix_tiers_start(&engine->tiers);
+        prefix_tiers_take_waits(&engine->tiers, &waits);
+    }
+    flight->has_waited = waits.num_waits > 0;
     if (flight->status == IMBREX_STATUS_OK) {
-        flight->status = executor_submit(engine->executor, &flight->plan, &flight->layout);
+        flight->status = executor_submit(engine->executor, &flight->plan, &flight->layout, &waits);
     }
     return true;
 }
@@ -324,7 +330,7 @@ static int32_t take_row(struct imbrex_engine *engine, const struct step_row *row
     struct imbrex_request *request = choice->request;
     int32_t num_scored = batch_num_scored(row);
     int32_t num_results = num_scored + row->num_draws;
-    if (choice->finish_reason != IMBREX_FINISH_REASON_NONE) {
+    if (choice->finish_reason != IMBREX_FINISH_REASON_NONE || row->sequence->is_spoilt) {
         return num_results;
     }
     if (num_scored > 0 && !request_take_prompt_logprobs(request, row->first_scored + 1, results,
@@ -436,15 +442,19 @@ static enum imbrex_status collect_step(struct imbrex_engine *engine, int64_t *de
     begin_range(engine, "events");
     engine->prefix.now_ns = now_ns;
     if (status == IMBREX_STATUS_OK) {
+        prefix_tiers_collect(&engine->tiers, &engine->scheduler, &flight->plan);
         keep_blocks(engine, flight);
         take_results(engine, flight, &results, now_ns);
         if (results.forward_ns > 0) {
             metrics_observe(&engine->metrics.forward_time, results.forward_ns);
         }
-        prefix_tiers_observe_step(&engine->tiers, flight->plan.num_tokens,
-                                  now_ns - flight->submit_ns);
+        if (!flight->has_waited) {
+            prefix_tiers_observe_step(&engine->tiers, flight->plan.num_tokens,
+                                      now_ns - flight->submit_ns);
+        }
     } else {
         metrics_add(&engine->metrics.num_failed_steps, 1);
+        prefix_tiers_step_failed(&engine->tiers);
         fail_step(engine, flight, status, now_ns);
     }
     scheduler_finish_step(&engine->scheduler, &flight->plan);
@@ -465,6 +475,13 @@ bool engine_loop_has_work(const struct imbrex_engine *engine)
 {
     return engine->inbox.first != NULL || engine->live.first != NULL ||
            engine->ending.first != NULL;
+}
+
+int64_t engine_loop_due_ns(const struct imbrex_engine *engine)
+{
+    return engine->failure.status == IMBREX_STATUS_OK
+               ? prefix_prefetch_due_ns(engine->tiers.prefetch)
+               : INT64_MAX;
 }
 
 static void publish(struct imbrex_engine *engine)

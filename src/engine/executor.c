@@ -19,10 +19,12 @@ struct place_memory {
     unsigned char *results; /* see results_layout */
 };
 
-/* What the work of a step is told. */
+/* What the work of a step, or of a part of it, is told. */
 struct step_work {
     struct executor_place *place;
     struct batch_layout layout;
+    int32_t begin_layer, end_layer; /* what comes before and behind all layers with the first one
+                                     * and the last one */
 };
 
 /* The work of all steps of one shape in one place. */
@@ -38,8 +40,9 @@ struct executor_place {
     struct place_memory host, device;
     struct device_event *event; /* behind the step */
     struct step_work work;
-    int64_t forward_ns, sample_ns; /* written by the step's work, on a host */
-    int64_t given_ns;              /* when the step was given to the device */
+    struct step_work parts[EXECUTOR_MAX_WAITS]; /* of a step that waits: the same in parts */
+    int64_t forward_ns, sample_ns;              /* written by the step's work, on a host */
+    int64_t given_ns;                           /* when the step was given to the device */
 };
 
 struct executor {
@@ -263,6 +266,7 @@ static enum imbrex_status create_places(struct executor *executor, size_t places
         struct executor_place *place = &executor->places[i];
         place->executor = executor;
         place->work.place = place;
+        place->work.end_layer = executor->model->config.num_layers;
         place->host = host[i];
         place->device = on_device[i];
         TRY(device_event_create(device, &place->event, err));
@@ -442,14 +446,11 @@ static void end_part(const struct executor *executor, int64_t begin_ns, int64_t 
     }
 }
 
-/* All layers, over all tokens of the step. */
-static void run_forward(const struct step_work *work)
+static void run_history(const struct step_work *work)
 {
-    struct executor_place *place = work->place;
-    struct executor *executor = place->executor;
+    const struct executor *executor = work->place->executor;
     const struct batch_layout *layout = &work->layout;
-    void *batch = place->device.batch;
-    int64_t begin_ns = begin_part(executor, "forward");
+    void *batch = work->place->device.batch;
     backend_history(
         executor->backend,
         &(struct history_params){.token_ids = BATCH_ARRAY(int32_t, batch, layout, token_ids),
@@ -458,7 +459,20 @@ static void run_forward(const struct step_work *work)
                                  .history = executor->history,
                                  .d = executor->token_ids,
                                  .num_tokens = layout->num_tokens + layout->num_history});
-    forward_run(
+}
+
+/* The work's layers, over all tokens of the step. */
+static void run_forward(const struct step_work *work)
+{
+    struct executor_place *place = work->place;
+    struct executor *executor = place->executor;
+    const struct batch_layout *layout = &work->layout;
+    void *batch = place->device.batch;
+    int64_t begin_ns = begin_part(executor, "forward");
+    if (work->begin_layer == 0) {
+        run_history(work);
+    }
+    forward_layers(
         &executor->model->config, executor->weights, executor->backend, &executor->kv,
         &(struct forward_batch){.token_ids = executor->token_ids,
                                 .positions = BATCH_ARRAY(int32_t, batch, layout, positions),
@@ -471,7 +485,7 @@ static void run_forward(const struct step_work *work)
                                 .num_seqs = layout->num_seqs,
                                 .max_blocks = layout->max_blocks,
                                 .max_query = layout->max_query},
-        &executor->buffers);
+        work->begin_layer, work->end_layer, &executor->buffers);
     end_part(executor, begin_ns, &place->forward_ns);
 }
 
@@ -527,22 +541,16 @@ static void run_samples(const struct step_work *work, int32_t begin, int32_t end
     end_part(executor, begin_ns, &place->sample_ns);
 }
 
-/* A step's work on its stream. The logits of as many rows as fit are there at once. */
-static enum imbrex_status run_step(void *arg, void *stream_handle)
+/* The logits of as many rows as fit are there at once. */
+static void run_results(const struct step_work *work)
 {
-    const struct step_work *work = arg;
-    struct executor_place *place = work->place;
-    struct executor *executor = place->executor;
+    const struct executor_place *place = work->place;
     const struct batch_layout *layout = &work->layout;
     /* Which samples belong to which rows is looked up on the host, where it was written. */
     const struct sample_row *rows =
         BATCH_ARRAY(struct sample_row, place->host.batch, layout, sample_rows);
-    int32_t max_rows = executor->buffers.limits.max_logit_rows;
+    int32_t max_rows = place->executor->buffers.limits.max_logit_rows;
     int32_t sample = 0;
-    place->forward_ns = 0;
-    place->sample_ns = 0;
-    backend_begin(executor->backend, stream_handle);
-    run_forward(work);
     for (int32_t begin = 0; begin < layout->num_logits_rows; begin += max_rows) {
         int32_t num_rows = min_int32(max_rows, layout->num_logits_rows - begin);
         int32_t first_sample = sample;
@@ -551,6 +559,23 @@ static enum imbrex_status run_step(void *arg, void *stream_handle)
         }
         run_logits(work, begin, num_rows);
         run_samples(work, first_sample, sample, begin, num_rows);
+    }
+}
+
+/* A step's work on its stream, or a part of it. */
+static enum imbrex_status run_step(void *arg, void *stream_handle)
+{
+    const struct step_work *work = arg;
+    struct executor_place *place = work->place;
+    struct executor *executor = place->executor;
+    if (work->begin_layer == 0) {
+        place->forward_ns = 0;
+        place->sample_ns = 0;
+    }
+    backend_begin(executor->backend, stream_handle);
+    run_forward(work);
+    if (work->end_layer == executor->model->config.num_layers) {
+        run_results(work);
     }
     return backend_end(executor->backend);
 }
@@ -661,8 +686,27 @@ static enum imbrex_status give_work(struct executor *executor, struct step_work 
     return device_run_async(device, DEVICE_STREAM_STEP, run_step, work);
 }
 
+/* Gives a step's work in parts, between which the stream waits. */
+static enum imbrex_status give_parts(struct executor *executor, struct executor_place *place,
+                                     const struct executor_waits *waits)
+{
+    assert(waits->num_waits <= EXECUTOR_MAX_WAITS && waits->first_layers[0] == 0);
+    for (int32_t i = 0; i < waits->num_waits; i++) {
+        struct step_work *part = &place->parts[i];
+        *part = place->work;
+        part->begin_layer = waits->first_layers[i];
+        if (i + 1 < waits->num_waits) {
+            part->end_layer = waits->first_layers[i + 1];
+        }
+        TRY(device_event_wait(executor->device, waits->events[i], DEVICE_STREAM_STEP));
+        TRY(device_run_async(executor->device, DEVICE_STREAM_STEP, run_step, part));
+    }
+    return IMBREX_STATUS_OK;
+}
+
 static enum imbrex_status give_step(struct executor *executor, struct executor_place *place,
-                                    const struct step_plan *plan)
+                                    const struct step_plan *plan,
+                                    const struct executor_waits *waits)
 {
     const struct batch_layout *layout = &place->work.layout;
     size_t num_samples = (size_t)layout->num_samples;
@@ -673,7 +717,11 @@ static enum imbrex_status give_step(struct executor *executor, struct executor_p
     }
     TRY(give_plan_copies(executor, plan));
     TRY(give_copy(executor, place->device.batch, place->host.batch, layout->num_bytes));
-    TRY(give_work(executor, &place->work));
+    if (waits != NULL && waits->num_waits > 0) {
+        TRY(give_parts(executor, place, waits));
+    } else {
+        TRY(give_work(executor, &place->work));
+    }
     if (num_samples > 0) {
         TRY(give_copy(executor, place->host.results, place->device.results,
                       results_bytes(num_samples, (size_t)layout->max_logprobs)));
@@ -694,7 +742,8 @@ static enum imbrex_status drain(struct executor *executor, struct executor_place
 }
 
 enum imbrex_status executor_submit(struct executor *executor, const struct step_plan *plan,
-                                   const struct batch_layout *layout)
+                                   const struct batch_layout *layout,
+                                   const struct executor_waits *waits)
 {
     struct executor_place *place = place_of(executor, executor->num_submitted);
     assert(executor->num_in_flight < executor_max_in_flight(executor));
@@ -702,7 +751,7 @@ enum imbrex_status executor_submit(struct executor *executor, const struct step_
     assert(layout->num_samples <= executor->options.limits.max_samples);
     place->work.layout = *layout;
     place->given_ns = clock_now_ns();
-    enum imbrex_status status = give_step(executor, place, plan);
+    enum imbrex_status status = give_step(executor, place, plan, waits);
     if (status != IMBREX_STATUS_OK) {
         TRY(drain(executor, place));
         return status;

@@ -6,9 +6,13 @@
  *   host:    fill batch i | submit i | fill batch i+1 | submit i+1 | collect i | ...
  *   stream:                 [copies | upload | history | forward | logits | sample | download] [...
  *
+ * A step can be told to wait before some of its layers, for KV blocks that come up meanwhile:
+ *
+ *   stream:  [copies | upload | wait 0 | history | layers of part 0 | wait 1 | layers of part 1 ...
+ *
  * What lies between upload and download is captured as a graph when a padded step (batch.h) of the
  * same shape comes for the second time, and launched as one from then on: one graph for each shape
- * and place, since their addresses differ. */
+ * and place, since their addresses differ. A step that waits is none. */
 #ifndef IMBREX_ENGINE_EXECUTOR_H
 #define IMBREX_ENGINE_EXECUTOR_H
 
@@ -19,6 +23,7 @@
 #include "ops/device.h"
 
 #define EXECUTOR_MAX_IN_FLIGHT 2
+#define EXECUTOR_MAX_WAITS 8
 
 struct executor_options {
     struct batch_limits limits; /* with pads_decode, padded steps are launched as graphs */
@@ -49,6 +54,13 @@ struct executor_plan {
     size_t kv_token_bytes;   /* of a token, without the rest of the blocks' last pages */
     size_t activation_bytes; /* the token history and all scratch memory included */
     size_t batch_bytes; /* inputs and results of EXECUTOR_MAX_IN_FLIGHT steps, on host and device */
+};
+
+/* What the device waits for within a step: before layer first_layers[i], for events[i]. */
+struct executor_waits {
+    struct device_event *events[EXECUTOR_MAX_WAITS]; /* recorded; read during the call only */
+    int32_t first_layers[EXECUTOR_MAX_WAITS];        /* ascending from 0 on */
+    int32_t num_waits;                               /* 0: none */
 };
 
 /* What a step gave; views, valid until the step's place is submitted again. */
@@ -88,10 +100,11 @@ void *executor_batch_memory(struct executor *executor);
 /* Gives that step to the device, the plan's copies before it: blocks, then slots, each kind in
  * order. After a failure the step has not been submitted and is not collected, and nothing of it is
  * going on any more; but some of the plan's copies and of the step's work may have been done, so
- * what the plan's sequences have in the cache and in the history means nothing. Allocates nothing.
- */
+ * what the plan's sequences have in the cache and in the history means nothing. waits: NULL: none.
+ * Allocates nothing. */
 enum imbrex_status executor_submit(struct executor *executor, const struct step_plan *plan,
-                                   const struct batch_layout *layout);
+                                   const struct batch_layout *layout,
+                                   const struct executor_waits *waits);
 
 /* Waits for the oldest step that was submitted. After a failure the results mean nothing, but the
  * step is over. A step that was submitted behind it without knowing builds on it and fails too:

@@ -107,6 +107,7 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .num_kv_ahead = (uint64_t)read_gauge(&metrics->num_kv_ahead),
         .num_kv_ahead_used = (uint64_t)read_gauge(&metrics->num_kv_ahead_used),
         .num_kv_ahead_wasted = (uint64_t)read_gauge(&metrics->num_kv_ahead_wasted),
+        .num_kv_layered = read_counter(&metrics->num_kv_layered),
         .kv_wait_ns = read_counter(&metrics->kv_wait_ns),
         .num_key_collisions = read_counter(&metrics->num_key_collisions),
         .num_steps = read_counter(&metrics->num_steps),

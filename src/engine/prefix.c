@@ -205,6 +205,7 @@ static void on_arrive(void *user, struct sequence *sequence)
     prefix->kv.order = sequence->order_key;
     prefix->is_loading = false;
     prefix->held_until_ns = 0;
+    prefix->starts_in_layers = false;
     prefix->is_known =
         kv_cache_arrive(cache->cache, &prefix->kv, cache->now_ns) == IMBREX_STATUS_OK;
 }
@@ -244,8 +245,10 @@ static int32_t on_admit(void *user, struct sequence *sequence, int32_t max_block
     note_collisions(cache);
     memcpy(table, prefix->blocks, (size_t)prefix->kv.num_blocks * sizeof(*table));
     struct imbrex_request *request = choice_of(sequence)->request;
+    int32_t num_blocks = prefix->kv.num_blocks;
     if (cache->tiers != NULL) {
-        prefix_tiers_admit(cache->tiers, prefix, prefix->has_run ? NULL : &request->metrics);
+        num_blocks += prefix_tiers_admit(
+            cache->tiers, sequence, prefix->has_run ? NULL : &request->metrics, max_blocks, table);
     }
     if (!prefix->has_run) {
         request->metrics.num_cached_tokens = prefix->kv.num_blocks * KV_BLOCK_SIZE;
@@ -254,7 +257,7 @@ static int32_t on_admit(void *user, struct sequence *sequence, int32_t max_block
                     (uint64_t)request->metrics.num_cached_tokens);
     }
     prefix->has_run = true;
-    return prefix->kv.num_blocks;
+    return num_blocks;
 }
 
 static enum kv_finish finish_of(enum imbrex_finish_reason reason)
@@ -281,6 +284,9 @@ static void on_finish(void *user, struct sequence *sequence)
     struct request_prefix *prefix = prefix_of(sequence);
     if (prefix != NULL && prefix->is_known) {
         const struct request_choice *choice = choice_of(sequence);
+        if (cache->tiers != NULL) {
+            prefix_tiers_finish(cache->tiers, sequence);
+        }
         prefix->kv.fingerprint.num_output_tokens = choice->num_output;
         prefix->kv.fingerprint.finish = finish_of(choice->finish_reason);
         kv_cache_finish(cache->cache, &prefix->kv, cache->now_ns);
@@ -307,7 +313,7 @@ void prefix_insert(struct prefix_cache *cache, const struct step_row *row, int32
 {
     const struct sequence *sequence = row->sequence;
     struct request_prefix *prefix = prefix_of(sequence);
-    if (prefix == NULL || !prefix->is_known) {
+    if (prefix == NULL || !prefix->is_known || sequence->is_spoilt) {
         return;
     }
     /* Of a choice that has ended meanwhile some computed tokens are nobody's. */

@@ -31,6 +31,9 @@ struct request_prefix {
     /* While it waits: its next block is on its way up, for which it is held back until then. */
     bool is_loading;
     int64_t held_until_ns; /* 0: it has not been held back */
+    /* It is the next one, and all its blocks below lie in RAM: they come up while it runs. */
+    bool starts_in_layers;
+    bool was_spoilt; /* they did not once: not again */
 };
 
 struct request_prefix_options {
@@ -93,7 +96,8 @@ struct scheduler_cache prefix_scheduler_cache(struct prefix_cache *prefix);
 
 /* The row's step is done, the scheduler does not know yet: its full blocks are inserted, and a
  * table entry whose contents were there already becomes the block that was. While another step
- * holds the sequence, the old block is pinned and appended to pinned_blocks. */
+ * holds the sequence, the old block is pinned and appended to pinned_blocks. Blocks that came up
+ * while the sequence ran are inserted like those that it filled, if they have not been yet. */
 void prefix_insert(struct prefix_cache *cache, const struct step_row *row, int32_t *table,
                    int32_t *pinned_blocks, int32_t *num_pinned_blocks);
 

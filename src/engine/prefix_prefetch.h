@@ -45,6 +45,9 @@ void prefix_prefetch_forget(struct prefix_prefetch *prefetch, const struct kv_ke
                             const int32_t *token_ids, int32_t block_idx);
 /* Between kv_tiers_begin_look and kv_tiers_end_look, after all that wait. */
 void prefix_prefetch_look(struct prefix_prefetch *prefetch);
+/* When the next look is due although nobody has asked for anything since the last one; INT64_MAX:
+ * never. Hazards change with the logarithm of the age, so looks of an idle engine become rare. */
+int64_t prefix_prefetch_due_ns(const struct prefix_prefetch *prefetch);
 /* A promotion into the block is over; is_kept: the cache has it now. */
 void prefix_prefetch_promoted(struct prefix_prefetch *prefetch, const struct kv_key *key,
                               int32_t block_idx, bool is_kept);

@@ -17,8 +17,15 @@
  * machines compute, and the first requests after a restart are those that a disk is for. */
 #define UNKNOWN_TOKEN_NS INT64_C(1000000)
 #define WAIT_NS INT64_C(1000000)
+/* A group of layers has so many bytes of a block at least: small copies lose rate. */
+#define MIN_SLICE_BYTES ((size_t)64 << 10)
 #define MIN_SECRET_BYTES 32
 #define MAX_SECRET_BYTES 4096
+
+static int32_t min_int32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
 
 /* ---- create and destroy ---------------------------------------------------------------------- */
 
@@ -117,6 +124,40 @@ static enum imbrex_status create_prefetch(const struct prefix_tiers_options *opt
         cache, tiers->tiers, &tiers->prefetch, err);
 }
 
+void prefix_tiers_set_groups(struct prefix_tiers *tiers, const struct kv_view *kv,
+                             int32_t num_groups)
+{
+    size_t ends[KV_TIERS_MAX_SLICES];
+    num_groups = min_int32(min_int32(num_groups, kv->num_layers), KV_TIERS_MAX_SLICES);
+    tiers->num_groups = num_groups > 1 ? num_groups : 1;
+    tiers->sliced_block_ns = tiers->block_ns;
+    for (int32_t i = 0; i < tiers->num_groups; i++) {
+        tiers->first_layers[i] = i * kv->num_layers / tiers->num_groups;
+        if (i > 0) {
+            ends[i - 1] = kv_view_layer_offset(kv, tiers->first_layers[i]);
+        }
+    }
+    ends[tiers->num_groups - 1] = kv->block_bytes;
+    kv_tiers_set_slices(tiers->tiers, ends, tiers->num_groups);
+}
+
+/* On a device that does nothing meanwhile there is one group. */
+static enum imbrex_status create_groups(const struct prefix_tiers_options *options,
+                                        struct prefix_tiers *tiers)
+{
+    size_t max_groups = options->kv->block_bytes / MIN_SLICE_BYTES;
+    if (!device_is_async(options->device)) {
+        max_groups = 1;
+    }
+    prefix_tiers_set_groups(tiers, options->kv,
+                            max_groups < KV_TIERS_MAX_SLICES ? (int32_t)max_groups
+                                                             : KV_TIERS_MAX_SLICES);
+    if (tiers->num_groups > 1) {
+        TRY(kv_tiers_measure_sliced(tiers->tiers, options->num_blocks, &tiers->sliced_block_ns));
+    }
+    return IMBREX_STATUS_OK;
+}
+
 enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *options,
                                        struct prefix_cache *cache, struct prefix_tiers *tiers,
                                        struct imbrex_error *err)
@@ -149,21 +190,23 @@ enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *option
                                    .log = options->log},
         &tiers->tiers, err));
     TRY(kv_tiers_measure(tiers->tiers, options->num_blocks, &tiers->block_ns));
+    TRY(create_groups(options, tiers));
     TRY(create_prefetch(options, cache, tiers, err));
     tiers->cache = cache;
     cache->tiers = tiers;
     return IMBREX_STATUS_OK;
 }
 
-static void take_promotions(struct prefix_tiers *tiers);
+static void take_promotions(struct prefix_tiers *tiers, struct scheduler *scheduler);
 
 void prefix_tiers_destroy(struct prefix_tiers *tiers, bool keeps)
 {
     if (tiers->tiers != NULL) {
+        assert(tiers->arrival.sequence == NULL);
         while (prefix_tiers_start(tiers) == IMBREX_STATUS_OK &&
                kv_tiers_is_promoting(tiers->tiers)) {
             kv_tiers_wait(tiers->tiers, WAIT_NS);
-            take_promotions(tiers);
+            take_promotions(tiers, NULL);
         }
         if (keeps) {
             kv_tiers_begin_flush(tiers->tiers);
@@ -203,24 +246,81 @@ enum imbrex_status prefix_tiers_start(struct prefix_tiers *tiers)
 
 /* What has been copied becomes an idle block of the cache; what has not, or is there by now, a free
  * one. */
-static void take_promotions(struct prefix_tiers *tiers)
+static void take_promotion(struct prefix_tiers *tiers, const struct kv_promotion *promotion)
 {
     struct prefix_cache *cache = tiers->cache;
+    int32_t block_idx = promotion->block_idx;
+    kv_pool_retain(cache->pool, block_idx);
+    bool is_kept = promotion->is_good &&
+                   kv_cache_promote(cache->cache, &promotion->key,
+                                    promotion->has_parent ? &promotion->parent_key : NULL,
+                                    promotion->token_ids, block_idx, cache->now_ns);
+    prefix_prefetch_promoted(tiers->prefetch, &promotion->key, block_idx, is_kept);
+    if (is_kept) {
+        tiers->origins[block_idx] = promotion->from;
+    } else {
+        kv_pool_release(cache->pool, block_idx);
+    }
+}
+
+static void count_tokens(struct prefix_tiers *tiers, const int32_t num_tokens[KV_NUM_TIERS],
+                         struct imbrex_request_metrics *metrics)
+{
+    struct metrics *totals = tiers->cache->metrics;
+    metrics->num_host_tokens += num_tokens[KV_TIER_HOST];
+    metrics->num_disk_tokens += num_tokens[KV_TIER_DISK];
+    metrics->num_remote_tokens += num_tokens[KV_TIER_REMOTE];
+    metrics_add(&totals->num_host_tokens, (uint64_t)num_tokens[KV_TIER_HOST]);
+    metrics_add(&totals->num_disk_tokens, (uint64_t)num_tokens[KV_TIER_DISK]);
+    metrics_add(&totals->num_remote_tokens, (uint64_t)num_tokens[KV_TIER_REMOTE]);
+}
+
+/* A block of the request that runs already. What the cache cannot take now, since somebody else's
+ * block of that key came first, or one before it did, prefix_insert sees to. */
+static void take_arrival(struct prefix_tiers *tiers, struct scheduler *scheduler,
+                         const struct kv_promotion *promotion)
+{
+    struct prefix_arrival *arrival = &tiers->arrival;
+    struct sequence *sequence = arrival->sequence;
+    struct request_prefix *prefix = prefix_of(sequence);
+    struct prefix_cache *cache = tiers->cache;
+    int32_t i = arrival->next_block++;
+    if (!promotion->is_good) {
+        if (!sequence->is_spoilt) {
+            prefix->was_spoilt = true;
+            scheduler_restart(scheduler, sequence, arrival->num_tokens, arrival->score_begin);
+        }
+        return;
+    }
+    if (prefix->kv.num_blocks == i) {
+        (void)kv_cache_promote_for(cache->cache, &prefix->kv, &prefix->keys[i],
+                                   promotion->token_ids, promotion->block_idx,
+                                   arrival->metrics == NULL, cache->now_ns);
+    }
+    if (arrival->metrics != NULL) {
+        int32_t num_tokens[KV_NUM_TIERS] = {0};
+        num_tokens[promotion->from] = KV_BLOCK_SIZE;
+        count_tokens(tiers, num_tokens, arrival->metrics);
+        arrival->metrics->num_cached_tokens += KV_BLOCK_SIZE;
+        metrics_add(&cache->metrics->num_cached_tokens, KV_BLOCK_SIZE);
+    }
+}
+
+static void take_promotions(struct prefix_tiers *tiers, struct scheduler *scheduler)
+{
+    struct prefix_arrival *arrival = &tiers->arrival;
     struct kv_promotion promotion;
     while (kv_tiers_poll(tiers->tiers, &promotion)) {
-        int32_t block_idx = promotion.block_idx;
-        kv_pool_retain(cache->pool, block_idx);
-        bool is_kept = promotion.is_good &&
-                       kv_cache_promote(cache->cache, &promotion.key,
-                                        promotion.has_parent ? &promotion.parent_key : NULL,
-                                        promotion.token_ids, block_idx, cache->now_ns);
-        prefix_prefetch_promoted(tiers->prefetch, &promotion.key, block_idx, is_kept);
-        if (is_kept) {
-            tiers->origins[block_idx] = promotion.from;
+        if (promotion.is_sliced && arrival->sequence != NULL) {
+            take_arrival(tiers, scheduler, &promotion);
         } else {
-            kv_pool_release(cache->pool, block_idx);
+            take_promotion(tiers, &promotion);
         }
-        kv_pool_unpin(cache->pool, block_idx);
+        kv_pool_unpin(tiers->cache->pool, promotion.block_idx);
+        arrival->num_left -= promotion.is_sliced;
+        if (arrival->num_left == 0) {
+            arrival->sequence = NULL;
+        }
     }
 }
 
@@ -260,13 +360,53 @@ static bool promote(struct prefix_tiers *tiers, const struct request_prefix *pre
     return true;
 }
 
+/* Whether the blocks of the head of the queue may come up while it runs: it has room now, all that
+ * the tiers have for it lies in RAM, and whoever else is in the step waits for no longer than its
+ * chunk takes to compute, or there is nobody. What is under way already comes up first. */
+static bool can_start_in_layers(struct prefix_tiers *tiers, const struct scheduler *scheduler,
+                                const struct sequence *sequence, int32_t num_resident,
+                                int32_t max_blocks)
+{
+    const struct request_prefix *prefix = prefix_of(sequence);
+    int32_t i = num_resident;
+    if (!kv_tiers_can_slice(tiers->tiers) || tiers->arrival.num_left > 0 || prefix->was_spoilt ||
+        !scheduler_has_room(scheduler, sequence)) {
+        return false;
+    }
+    for (; i < max_blocks; i++) {
+        enum kv_place place = kv_tiers_look(tiers->tiers, &prefix->keys[i],
+                                            prefix->token_ids + (size_t)i * KV_BLOCK_SIZE);
+        if (place == KV_PLACE_NONE) {
+            break;
+        }
+        if (place != KV_PLACE_HOST) {
+            return false;
+        }
+    }
+    if (i == num_resident || i - num_resident > KV_TIERS_MAX_SLICED) {
+        return false;
+    }
+    if (scheduler->num_running == 0 && scheduler->num_waiting == 1) {
+        return true;
+    }
+    int64_t load_ns = tiers->block_ns * kv_tiers_num_promoting(tiers->tiers) +
+                      tiers->sliced_block_ns * (i - num_resident);
+    int32_t num_tokens = min_int32(sequence_num_wanted(sequence) - i * KV_BLOCK_SIZE,
+                                   scheduler->options.max_step_tokens - scheduler->num_running);
+    int64_t max_ns =
+        tiers->max_layered_ns > 0 ? tiers->max_layered_ns : tiers->token_ns * num_tokens;
+    return load_ns <= max_ns;
+}
+
 /* Looks for the blocks of one request that the cache does not have. Returns how many of them are
- * below it; *is_loading: the first one is on its way. */
+ * below it; *is_loading: the first one is on its way. may_promote: else what is in RAM stays there
+ * for now, and counts as on its way. */
 static int32_t look_for(struct prefix_tiers *tiers, const struct request_prefix *prefix,
-                        int32_t num_resident, int32_t max_blocks, bool *is_loading)
+                        int32_t num_resident, int32_t max_blocks, bool may_promote,
+                        bool *is_loading)
 {
     /* A block can be promoted behind one that is there, or will be. */
-    bool is_chained = true;
+    bool is_chained = may_promote;
     int32_t i = num_resident;
     *is_loading = false;
     for (; i < max_blocks; i++) {
@@ -290,7 +430,7 @@ static int32_t look_for(struct prefix_tiers *tiers, const struct request_prefix 
             break;
         case KV_PLACE_HOST:
             is_chained = is_chained && promote(tiers, prefix, i);
-            is_coming = is_chained;
+            is_coming = is_chained || !may_promote;
             break;
         case KV_PLACE_MOVING:
             break;
@@ -321,7 +461,7 @@ static void look_once(struct prefix_tiers *tiers, const struct scheduler *schedu
     struct kv_cache *cache = tiers->cache->cache;
     int32_t num_requests = 0;
     int64_t num_lookups = 0;
-    bool is_loading = false;
+    bool is_loading = false, may_promote = true;
     kv_tiers_begin_look(tiers->tiers);
     for (const struct sequence *sequence = scheduler->first_waiting; sequence != NULL;
          sequence = sequence->next) {
@@ -338,9 +478,16 @@ static void look_once(struct prefix_tiers *tiers, const struct scheduler *schedu
         num_lookups += max_blocks;
         prefix->is_loading = false;
         int32_t num_resident = kv_cache_match(cache, &prefix->kv, max_blocks);
-        if (num_resident < max_blocks) {
+        prefix->starts_in_layers =
+            sequence == scheduler->first_waiting && num_resident < max_blocks &&
+            can_start_in_layers(tiers, scheduler, sequence, num_resident, max_blocks);
+        if (prefix->starts_in_layers) {
+            /* What it needs comes up first. */
+            may_promote = false;
+            is_loading = true;
+        } else if (num_resident < max_blocks) {
             int32_t num_below =
-                look_for(tiers, prefix, num_resident, max_blocks, &prefix->is_loading);
+                look_for(tiers, prefix, num_resident, max_blocks, may_promote, &prefix->is_loading);
             if (prefix->is_loading) {
                 hold(tiers, prefix, num_below);
                 is_loading = true;
@@ -353,10 +500,10 @@ static void look_once(struct prefix_tiers *tiers, const struct scheduler *schedu
     kv_tiers_end_look(tiers->tiers);
 }
 
-void prefix_tiers_look(struct prefix_tiers *tiers, const struct scheduler *scheduler)
+void prefix_tiers_look(struct prefix_tiers *tiers, struct scheduler *scheduler)
 {
     kv_tiers_update(tiers->tiers, tiers->cache->now_ns);
-    take_promotions(tiers);
+    take_promotions(tiers, scheduler);
     if (scheduler->first_waiting == NULL && tiers->prefetch == NULL &&
         !kv_tiers_is_moving(tiers->tiers)) {
         return;
@@ -369,7 +516,7 @@ void prefix_tiers_look(struct prefix_tiers *tiers, const struct scheduler *sched
         if (kv_tiers_start(tiers->tiers) != IMBREX_STATUS_OK) {
             return;
         }
-        take_promotions(tiers);
+        take_promotions(tiers, scheduler);
     } while (was_promoting && !kv_tiers_is_promoting(tiers->tiers));
 }
 
@@ -399,11 +546,58 @@ bool prefix_tiers_is_held(struct prefix_tiers *tiers, const struct request_prefi
     return is_held;
 }
 
-void prefix_tiers_admit(struct prefix_tiers *tiers, struct request_prefix *prefix,
-                        struct imbrex_request_metrics *metrics)
+/* A block for the request's next key, which lies in RAM, and the copy into it. False: it does not
+ * lie there any more, or cannot come up. */
+static bool begin_arrival(struct prefix_tiers *tiers, const struct request_prefix *prefix,
+                          int32_t key_idx, int32_t *block_idx)
 {
-    struct metrics *totals = tiers->cache->metrics;
+    struct kv_pool *pool = tiers->cache->pool;
+    const struct kv_key *key = &prefix->keys[key_idx];
+    const int32_t *token_ids = prefix->token_ids + (size_t)key_idx * KV_BLOCK_SIZE;
+    if (kv_tiers_look(tiers->tiers, key, token_ids) != KV_PLACE_HOST ||
+        kv_pool_acquire(pool, block_idx) != IMBREX_STATUS_OK) {
+        return false;
+    }
+    if (!kv_tiers_promote_sliced(tiers->tiers, key, key_idx > 0 ? &prefix->keys[key_idx - 1] : NULL,
+                                 token_ids, *block_idx)) {
+        kv_pool_release(pool, *block_idx);
+        return false;
+    }
+    kv_pool_pin(pool, *block_idx);
+    return true;
+}
+
+static int32_t start_in_layers(struct prefix_tiers *tiers, struct sequence *sequence,
+                               struct imbrex_request_metrics *metrics, int32_t max_blocks,
+                               int32_t *table)
+{
+    const struct request_prefix *prefix = prefix_of(sequence);
+    int32_t num_resident = prefix->kv.num_blocks, i = num_resident;
+    max_blocks = min_int32(max_blocks, prefix->kv.num_keys);
+    while (i < max_blocks && begin_arrival(tiers, prefix, i, &table[i])) {
+        i++;
+    }
+    if (i > num_resident) {
+        tiers->arrival = (struct prefix_arrival){
+            .sequence = sequence,
+            .metrics = metrics,
+            .next_block = num_resident,
+            .num_left = i - num_resident,
+            .num_tokens = sequence->num_tokens,
+            .score_begin = sequence->score_begin,
+        };
+        metrics_add(&tiers->cache->metrics->num_kv_layered, 1);
+    }
+    return i - num_resident;
+}
+
+int32_t prefix_tiers_admit(struct prefix_tiers *tiers, struct sequence *sequence,
+                           struct imbrex_request_metrics *metrics, int32_t max_blocks,
+                           int32_t *table)
+{
+    struct request_prefix *prefix = prefix_of(sequence);
     int32_t num_tokens[KV_NUM_TIERS] = {0};
+    int32_t num_arriving = 0;
     for (int32_t i = 0; i < prefix->kv.num_blocks; i++) {
         enum kv_tier *origin = &tiers->origins[prefix->blocks[i]];
         num_tokens[*origin] += KV_BLOCK_SIZE;
@@ -411,14 +605,57 @@ void prefix_tiers_admit(struct prefix_tiers *tiers, struct request_prefix *prefi
         prefix_prefetch_used(tiers->prefetch, prefix->blocks[i]);
     }
     if (metrics != NULL) {
-        metrics->num_host_tokens = num_tokens[KV_TIER_HOST];
-        metrics->num_disk_tokens = num_tokens[KV_TIER_DISK];
-        metrics->num_remote_tokens = num_tokens[KV_TIER_REMOTE];
-        metrics_add(&totals->num_host_tokens, (uint64_t)num_tokens[KV_TIER_HOST]);
-        metrics_add(&totals->num_disk_tokens, (uint64_t)num_tokens[KV_TIER_DISK]);
-        metrics_add(&totals->num_remote_tokens, (uint64_t)num_tokens[KV_TIER_REMOTE]);
+        count_tokens(tiers, num_tokens, metrics);
     }
+    if (prefix->starts_in_layers && tiers->arrival.num_left == 0) {
+        num_arriving = start_in_layers(tiers, sequence, metrics, max_blocks, table);
+    }
+    prefix->starts_in_layers = false;
     prefix->is_loading = false;
+    return num_arriving;
+}
+
+void prefix_tiers_finish(struct prefix_tiers *tiers, const struct sequence *sequence)
+{
+    if (tiers->arrival.sequence == sequence) {
+        tiers->arrival.sequence = NULL;
+    }
+}
+
+void prefix_tiers_take_waits(struct prefix_tiers *tiers, struct executor_waits *waits)
+{
+    struct prefix_arrival *arrival = &tiers->arrival;
+    waits->num_waits = 0;
+    if (arrival->sequence != NULL && !arrival->is_waited_for) {
+        static_assert(KV_TIERS_MAX_SLICES <= EXECUTOR_MAX_WAITS, "a wait for each group");
+        waits->num_waits = kv_tiers_slice_events(tiers->tiers, waits->events);
+        memcpy(waits->first_layers, tiers->first_layers, sizeof(tiers->first_layers));
+        arrival->is_waited_for = true;
+    }
+}
+
+void prefix_tiers_collect(struct prefix_tiers *tiers, struct scheduler *scheduler,
+                          const struct step_plan *plan)
+{
+    const struct prefix_arrival *arrival = &tiers->arrival;
+    bool is_in_step = false;
+    if (arrival->sequence == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < plan->num_rows; i++) {
+        is_in_step |= plan->rows[i].sequence == arrival->sequence;
+    }
+    take_promotions(tiers, scheduler);
+    /* The step waited for them, so they are done. */
+    while (is_in_step && arrival->num_left > 0) {
+        kv_tiers_wait(tiers->tiers, WAIT_NS);
+        take_promotions(tiers, scheduler);
+    }
+}
+
+void prefix_tiers_step_failed(struct prefix_tiers *tiers)
+{
+    tiers->arrival.is_waited_for = false;
 }
 
 void prefix_tiers_observe_step(struct prefix_tiers *tiers, int32_t num_tokens, int64_t step_ns)

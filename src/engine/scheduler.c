@@ -234,6 +234,7 @@ static void release_all(struct scheduler *scheduler, struct sequence *sequence)
     }
     release_blocks(scheduler, sequence, 0);
     sequence->num_skipped = 0;
+    sequence->is_spoilt = false;
     /* A fork that ends before its first step needs no ids, and its slot may get another owner. */
     for (int32_t i = 0; i < scheduler->num_slot_copies; i++) {
         if (scheduler->slot_copies[i].destination == sequence->slot) {
@@ -329,10 +330,31 @@ static int32_t count_promised_slots(const struct scheduler *scheduler, int32_t n
     return num_promised;
 }
 
+/* What a sequence needs behind the first num_earlier running ones: its blocks, and one to spare for
+ * each of these. */
+static struct room room_of(const struct scheduler *scheduler, const struct sequence *sequence,
+                           int32_t num_earlier)
+{
+    return (struct room){
+        .num_blocks = blocks_of_tokens(sequence_num_wanted(sequence)) + num_earlier,
+        .num_promised_slots = count_promised_slots(scheduler, num_earlier),
+    };
+}
+
+bool scheduler_has_room(const struct scheduler *scheduler, const struct sequence *sequence)
+{
+    int32_t num_earlier = scheduler->num_running;
+    while (num_earlier > 0 && is_before(sequence, scheduler->running[num_earlier - 1])) {
+        num_earlier--;
+    }
+    const struct room room = room_of(scheduler, sequence, num_earlier);
+    return has_room(scheduler, &room);
+}
+
 /* Whether the head of the waiting list has its room now, once what comes later has been preempted
- * where that helps: its blocks, and one to spare for each running sequence before it. If that room
- * comes only when a step in flight is finished, those that come later and stay may take a block
- * each before, so that room is made for these too: the first of all waits for one step only. */
+ * where that helps. If that room comes only when a step in flight is finished, those that come
+ * later and stay may take a block each before, so that room is made for these too: the first of all
+ * waits for one step only. */
 static bool make_room(struct planner *planner, const struct sequence *head)
 {
     struct scheduler *scheduler = planner->scheduler;
@@ -346,10 +368,7 @@ static bool make_room(struct planner *planner, const struct sequence *head)
         num_later_blocks += scheduler->running[scheduler->num_running - num_later]->num_blocks;
     }
     int32_t num_earlier = scheduler->num_running - num_later;
-    struct room room = {
-        .num_blocks = blocks_of_tokens(sequence_num_wanted(head)) + num_earlier,
-        .num_promised_slots = count_promised_slots(scheduler, num_earlier),
-    };
+    const struct room room = room_of(scheduler, head, num_earlier);
     /* If even all of them do not make the room, they go on. Shared blocks may count twice here: the
      * first of all sequences must not wait for a doubt. */
     if (kv_pool_num_available(pool) + count_returning(planner) + num_later_blocks <
@@ -485,7 +504,7 @@ static bool take_write_block(struct planner *planner, struct sequence *sequence)
     for (;;) {
         bool has_block = i < sequence->num_blocks;
         int32_t block_idx;
-        /* The block that a fork shares with its parent may have been filled by that one, and kept. */
+        /* What a fork shares with its parent may have been filled by that one, and kept. */
         if (has_block && kv_pool_is_writable(pool, table[i])) {
             return true;
         }
@@ -641,6 +660,7 @@ static void start(struct scheduler *scheduler, struct sequence *sequence, int32_
     sequence->num_skipped = 0;
     sequence->is_ending = false;
     sequence->is_preempted = false;
+    sequence->is_spoilt = false;
     sequence->previous = NULL;
     sequence->next = NULL;
     if (sequence->deadline_ns < scheduler->next_deadline_ns) {
@@ -763,6 +783,32 @@ void scheduler_truncate(struct scheduler *scheduler, struct sequence *sequence, 
      * them. */
     bool is_complete = sequence->num_computed == num_tokens - 1;
     release_blocks(scheduler, sequence, blocks_of_tokens(num_tokens - is_complete));
+}
+
+void scheduler_restart(struct scheduler *scheduler, struct sequence *sequence, int32_t num_tokens,
+                       int32_t score_begin)
+{
+    assert(sequence->slot >= 0 && num_tokens >= sequence->num_prompt_tokens);
+    sequence->is_spoilt = sequence->num_in_flight > 0;
+    if (sequence->is_ending) {
+        return;
+    }
+    sequence->num_tokens = num_tokens;
+    sequence->num_computed = min_int32(sequence->num_computed, num_tokens);
+    sequence->score_begin = score_begin;
+    if (sequence->is_preempted) {
+        return;
+    }
+    running_remove(scheduler, sequence);
+    if (sequence->num_in_flight == 0) {
+        forget_cache(scheduler, sequence);
+    } else {
+        sequence->is_preempted = true;
+        scheduler->num_returning++;
+    }
+    sequence->num_preemptions++;
+    scheduler->num_preemptions++;
+    waiting_insert_from_head(scheduler, sequence);
 }
 
 struct sequence *scheduler_find_late(struct scheduler *scheduler, int64_t now_ns)

@@ -72,6 +72,7 @@ struct sequence {
                           * [0, num_skipped) = [0, num_computed), or 0 */
     bool is_ending;      /* ended, but a step in flight still holds it; state is what it was */
     bool is_preempted;   /* waits, but a step in flight still holds its blocks and its slot */
+    bool is_spoilt;      /* what steps in flight compute for it is nothing (scheduler_restart) */
 
     int64_t order_key;
     uint64_t order_idx; /* of equal keys the one that was added first; a fork has its parent's */
@@ -147,7 +148,9 @@ struct scheduler_cache {
      * it that this does not last. NULL: never. */
     bool (*is_held)(void *user, const struct sequence *sequence);
     /* It runs: of the blocks that hold its first tokens at most max_blocks are written to the
-     * table, one user more each. Returns how many; their tokens are not computed again. */
+     * table, one user more each. Returns how many; their tokens are not computed again. There is
+     * room for all blocks of the sequence, so that some may be acquired for what is still to come
+     * into them. */
     int32_t (*admit)(void *user, struct sequence *sequence, int32_t max_blocks, int32_t *table);
     /* It is about to release the blocks of its table, tails first. */
     void (*finish)(void *user, struct sequence *sequence);
@@ -227,6 +230,17 @@ void scheduler_end(struct scheduler *scheduler, struct sequence *sequence);
  * refused): num_tokens are left, at least one behind the prompt; the cache keeps no more than
  * [0, num_tokens - 1) and blocks beyond are released. */
 void scheduler_truncate(struct scheduler *scheduler, struct sequence *sequence, int32_t num_tokens);
+
+/* What a sequence was admitted with turned out to be nothing, so nothing counts that was planned
+ * for it since: it goes back to the num_tokens and the score_begin that it had then, and waits for
+ * its turn to be computed anew, as if it had been preempted; one that is ending just ends.
+ * is_spoilt until no step in flight holds it. It may have no forks since then. */
+void scheduler_restart(struct scheduler *scheduler, struct sequence *sequence, int32_t num_tokens,
+                       int32_t score_begin);
+
+/* Whether a waiting sequence, were it the head of the list, would be admitted now without anybody
+ * being preempted for it. */
+bool scheduler_has_room(const struct scheduler *scheduler, const struct sequence *sequence);
 
 /* A sequence whose deadline is <= now_ns and which has not been ended, or NULL. Cheap while no
  * deadline is due. */

@@ -415,6 +415,25 @@ bool kv_cache_promote(struct kv_cache *cache, const struct kv_key *key,
     return true;
 }
 
+bool kv_cache_promote_for(struct kv_cache *cache, struct kv_request *request,
+                          const struct kv_key *key, const int32_t *token_ids, int32_t block_idx,
+                          bool is_recomputed, int64_t now_ns)
+{
+    assert(request->request_idx != -1 && !request->is_waiting);
+    if (request->is_cut || kv_table_find(&cache->table, key) != -1) {
+        return false;
+    }
+    cache->now_ns = now_ns;
+    add_block(cache, key, request->num_blocks > 0 ? request->blocks[request->num_blocks - 1] : -1,
+              token_ids, block_idx, -1);
+    tell_hit(cache, block_idx, request->request_idx);
+    request->blocks[request->num_blocks] = block_idx;
+    request->num_blocks++;
+    cache->metrics.num_promoted++;
+    cache->metrics.num_hit += !is_recomputed;
+    return true;
+}
+
 int32_t kv_cache_insert(struct kv_cache *cache, struct kv_request *request,
                         const struct kv_key *key, const int32_t *token_ids, int32_t block_idx,
                         int64_t now_ns)

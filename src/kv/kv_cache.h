@@ -113,6 +113,14 @@ bool kv_cache_promote(struct kv_cache *cache, const struct kv_key *key,
                       const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx,
                       int64_t now_ns);
 
+/* The same for a block that came up after the request was admitted, which computes behind it
+ * already: the block at request->blocks[num_blocks - 1] is its parent, block_idx keeps the
+ * request's user, and counts as hit unless is_recomputed. False, and nothing has changed, if the
+ * key is there already, or the request is cut: kv_cache_insert sees to it later. */
+bool kv_cache_promote_for(struct kv_cache *cache, struct kv_request *request,
+                          const struct kv_key *key, const int32_t *token_ids, int32_t block_idx,
+                          bool is_recomputed, int64_t now_ns);
+
 /* The request has ended, or was preempted (it arrives again then). Its owner releases the blocks
  * right after, tails first. */
 void kv_cache_finish(struct kv_cache *cache, struct kv_request *request, int64_t now_ns);

@@ -122,9 +122,10 @@ struct kv_policy_functions {
     void (*leave)(struct kv_policy *policy, const struct kv_policy_request *request,
                   int64_t now_ns);
     /* Blocks. insert: a block came into the cache, busy, for this request; -1: from a slower tier,
-     * for nobody yet, and becomes idle right after it. hit: a busy or idle
-     * block of the cache is used by a request that was admitted. idle, busy: it may, may not be a
-     * victim; of one request the tails become idle first. evict: it is forgotten. */
+     * for nobody yet, and becomes idle right after it, or for a request that runs already, which
+     * hits it right after it. hit: a busy or idle block of the cache is used by a request that was
+     * admitted. idle, busy: it may, may not be a victim; of one request the tails become idle
+     * first. evict: it is forgotten. */
     void (*insert)(struct kv_policy *policy, int32_t block_idx, int32_t request_idx,
                    int64_t now_ns);
     void (*hit)(struct kv_policy *policy, int32_t block_idx, int32_t request_idx, int64_t now_ns);

@@ -33,11 +33,13 @@ struct move {
 
 /* Copies that are told together. */
 struct batch {
-    struct move moves[MAX_MOVES]; /* [num_moves] */
+    struct move own_moves[MAX_MOVES];
+    struct move *moves; /* [num_moves] those, or the tiers' sliced_moves */
     struct device_event *event;
     int32_t num_moves;
     int32_t num_told;    /* of the moves, those that poll has given back */
     int32_t num_covered; /* of copies out, those behind which a copy in comes, and no step before */
+    bool is_sliced;      /* the event is that behind the last slice */
     bool is_given;       /* the event is recorded behind all of them */
     bool is_failed;      /* none of them counts */
 };
@@ -59,6 +61,11 @@ struct kv_tiers {
     struct kv_remote *remote;       /* NULL: none */
     const struct log *log;
     struct direction out, in;
+    struct move *sliced_moves; /* [KV_TIERS_MAX_SLICED] of the one batch in slices */
+    bool has_sliced;           /* it is among the batches in */
+    struct device_event *slice_events[KV_TIERS_MAX_SLICES - 1]; /* behind all slices but the last */
+    size_t slice_ends[KV_TIERS_MAX_SLICES];                     /* [num_slices] bytes in a block */
+    int32_t num_slices;
     uint64_t look;         /* number of the look, from 1 on */
     uint64_t *wanted;      /* [num_slots] the last look that asked for it */
     enum kv_tier *origins; /* [num_slots] DISK, REMOTE: fetched from there, not promoted yet */
@@ -285,9 +292,11 @@ static struct batch *add_batch(struct direction *direction)
 {
     struct batch *batch = batch_at(direction, direction->num_batches);
     direction->num_batches++;
+    batch->moves = batch->own_moves;
     batch->num_moves = 0;
     batch->num_told = 0;
     batch->num_covered = 0;
+    batch->is_sliced = false;
     batch->is_given = false;
     batch->is_failed = false;
     return batch;
@@ -298,11 +307,30 @@ static struct batch *open_batch(struct direction *direction)
 {
     if (direction->num_batches > 0) {
         struct batch *last = batch_at(direction, direction->num_batches - 1);
-        if (!last->is_given && last->num_moves < MAX_MOVES) {
+        if (!last->is_given && !last->is_sliced && last->num_moves < MAX_MOVES) {
             return last;
         }
     }
     return direction->num_batches < NUM_BATCHES ? add_batch(direction) : NULL;
+}
+
+/* The same for a move in slices: there is one such batch. */
+static struct batch *open_sliced(struct kv_tiers *tiers)
+{
+    struct direction *in = &tiers->in;
+    if (tiers->has_sliced) {
+        struct batch *last = batch_at(in, in->num_batches - 1);
+        bool is_open = last->is_sliced && !last->is_given && last->num_moves < KV_TIERS_MAX_SLICED;
+        return is_open ? last : NULL;
+    }
+    if (!kv_tiers_can_slice(tiers)) {
+        return NULL;
+    }
+    struct batch *batch = add_batch(in);
+    batch->moves = tiers->sliced_moves;
+    batch->is_sliced = true;
+    tiers->has_sliced = true;
+    return batch;
 }
 
 /* What failed on the stream before was told by another batch's event. Where this cannot be said,
@@ -335,27 +363,27 @@ static const struct batch *find_uncovered(struct kv_tiers *tiers)
     return NULL;
 }
 
-/* Gives the batch's copies to the direction's stream. Those that are refused may be under way all
- * the same: their slots and blocks are nobody else's before the batch is done. */
+/* Gives bytes [begin, end) of the batch's blocks to the direction's stream. Copies that are refused
+ * may be under way all the same: their slots and blocks are nobody else's before the batch is done.
+ */
 static void give_copies(struct kv_tiers *tiers, struct batch *batch,
-                        const struct direction *direction)
+                        const struct direction *direction, size_t begin, size_t end)
 {
     struct device_copy copies[MAX_MOVES];
-    size_t block_bytes = tiers->host.block_bytes;
     bool is_out = direction == &tiers->out;
-    for (int32_t i = 0; i < batch->num_moves; i++) {
-        const struct move *move = &batch->moves[i];
-        unsigned char *slot = kv_host_block(&tiers->host, move->slot_idx);
-        unsigned char *block = tiers->blocks + (size_t)move->block_idx * block_bytes;
-        copies[i] = (struct device_copy){.destination = is_out ? slot : block,
-                                         .source = is_out ? block : slot,
-                                         .num_bytes = block_bytes};
-    }
-    batch->is_given = true;
-    count_from_here(tiers, batch, direction->stream);
-    if (device_copy_batch_async(tiers->device, direction->stream, copies, batch->num_moves) !=
-        IMBREX_STATUS_OK) {
-        batch->is_failed = true;
+    for (int32_t next = 0; next < batch->num_moves && !batch->is_failed;) {
+        int32_t num_copies = 0;
+        for (; next < batch->num_moves && num_copies < MAX_MOVES; next++, num_copies++) {
+            const struct move *move = &batch->moves[next];
+            unsigned char *slot = kv_host_block(&tiers->host, move->slot_idx) + begin;
+            unsigned char *block =
+                tiers->blocks + (size_t)move->block_idx * tiers->host.block_bytes + begin;
+            copies[num_copies] = (struct device_copy){.destination = is_out ? slot : block,
+                                                      .source = is_out ? block : slot,
+                                                      .num_bytes = end - begin};
+        }
+        batch->is_failed = device_copy_batch_async(tiers->device, direction->stream, copies,
+                                                   num_copies) != IMBREX_STATUS_OK;
     }
 }
 
@@ -371,7 +399,9 @@ static void fence_out(struct kv_tiers *tiers)
     }
     struct batch *batch = batch_at(&tiers->out, tiers->out.num_batches - 1);
     if (!batch->is_given) {
-        give_copies(tiers, batch, &tiers->out);
+        batch->is_given = true;
+        count_from_here(tiers, batch, tiers->out.stream);
+        give_copies(tiers, batch, &tiers->out, 0, tiers->host.block_bytes);
         status = device_event_record(device, batch->event, tiers->out.stream);
     }
     const struct batch *uncovered = find_uncovered(tiers);
@@ -428,9 +458,24 @@ static struct batch *open_out(struct kv_tiers *tiers)
     return batch;
 }
 
+/* Where a slice is not given, or its event not recorded, whoever waits for it reads anything: poll
+ * says that the batch has failed. */
 static void give_batch(struct kv_tiers *tiers, struct batch *batch)
 {
-    give_copies(tiers, batch, &tiers->in);
+    int32_t num_slices = batch->is_sliced ? tiers->num_slices : 1;
+    size_t begin = 0;
+    batch->is_given = true;
+    count_from_here(tiers, batch, tiers->in.stream);
+    for (int32_t i = 0; i < num_slices && !batch->is_failed; i++) {
+        bool is_last = i == num_slices - 1;
+        size_t end = is_last ? tiers->host.block_bytes : tiers->slice_ends[i];
+        give_copies(tiers, batch, &tiers->in, begin, end);
+        if (!is_last && device_event_record(tiers->device, tiers->slice_events[i],
+                                            tiers->in.stream) != IMBREX_STATUS_OK) {
+            batch->is_failed = true;
+        }
+        begin = end;
+    }
     if (device_event_record(tiers->device, batch->event, tiers->in.stream) != IMBREX_STATUS_OK) {
         drain(tiers, batch, tiers->in.stream);
         batch->is_failed = true;
@@ -634,14 +679,15 @@ bool kv_tiers_can_promote(const struct kv_tiers *tiers)
         return true;
     }
     const struct batch *last = &in->batches[(in->first + in->num_batches - 1) % NUM_BATCHES];
-    return !last->is_given && last->num_moves < MAX_MOVES;
+    return !last->is_given && !last->is_sliced && last->num_moves < MAX_MOVES;
 }
 
-bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
-                      const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx)
+/* batch: NULL: too many are under way. */
+static bool add_promotion(struct kv_tiers *tiers, struct batch *batch, const struct kv_key *key,
+                          const struct kv_key *parent_key, const int32_t *token_ids,
+                          int32_t block_idx)
 {
     int32_t slot_idx = kv_host_find(&tiers->host, key, token_ids);
-    struct batch *batch = open_batch(&tiers->in);
     if (batch == NULL) {
         return false;
     }
@@ -658,6 +704,47 @@ bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
     tiers->is_moving[slot_idx] = true;
     cover_out(tiers, block_idx);
     return true;
+}
+
+bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
+                      const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx)
+{
+    return add_promotion(tiers, open_batch(&tiers->in), key, parent_key, token_ids, block_idx);
+}
+
+void kv_tiers_set_slices(struct kv_tiers *tiers, const size_t *ends, int32_t num_slices)
+{
+    assert(num_slices >= 1 && num_slices <= KV_TIERS_MAX_SLICES && !tiers->has_sliced);
+    assert(ends[num_slices - 1] == tiers->host.block_bytes);
+    memcpy(tiers->slice_ends, ends, (size_t)num_slices * sizeof(*ends));
+    tiers->num_slices = num_slices;
+}
+
+bool kv_tiers_promote_sliced(struct kv_tiers *tiers, const struct kv_key *key,
+                             const struct kv_key *parent_key, const int32_t *token_ids,
+                             int32_t block_idx)
+{
+    return add_promotion(tiers, open_sliced(tiers), key, parent_key, token_ids, block_idx);
+}
+
+bool kv_tiers_can_slice(const struct kv_tiers *tiers)
+{
+    return tiers->num_slices > 1 && !tiers->has_sliced && tiers->in.num_batches < NUM_BATCHES;
+}
+
+int32_t kv_tiers_slice_events(struct kv_tiers *tiers,
+                              struct device_event *events[KV_TIERS_MAX_SLICES])
+{
+    for (int32_t i = 0; i < tiers->in.num_batches; i++) {
+        const struct batch *batch = batch_at(&tiers->in, i);
+        if (batch->is_sliced && batch->is_given) {
+            memcpy(events, tiers->slice_events,
+                   (size_t)(tiers->num_slices - 1) * sizeof(struct device_event *));
+            events[tiers->num_slices - 1] = batch->event;
+            return tiers->num_slices;
+        }
+    }
+    return 0;
 }
 
 bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
@@ -684,6 +771,7 @@ bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
         .has_parent = move->has_parent,
         .block_idx = move->block_idx,
         .from = move->from,
+        .is_sliced = batch->is_sliced,
         .is_good = !batch->is_failed,
     };
     memcpy(promotion->token_ids, tiers->host.slots[move->slot_idx].token_ids,
@@ -694,6 +782,7 @@ bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
     tiers->metrics.num_copy_faults += batch->is_failed;
     batch->num_told++;
     if (batch->num_told == batch->num_moves) {
+        tiers->has_sliced = tiers->has_sliced && !batch->is_sliced;
         tiers->in.first = (tiers->in.first + 1) % NUM_BATCHES;
         tiers->in.num_batches--;
     }
@@ -742,6 +831,16 @@ bool kv_tiers_is_moving(const struct kv_tiers *tiers)
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers)
 {
     return tiers->in.num_batches > 0;
+}
+
+int32_t kv_tiers_num_promoting(const struct kv_tiers *tiers)
+{
+    int32_t num_moves = 0;
+    for (int32_t i = 0; i < tiers->in.num_batches; i++) {
+        const struct batch *batch = &tiers->in.batches[(tiers->in.first + i) % NUM_BATCHES];
+        num_moves += batch->num_moves - batch->num_told;
+    }
+    return num_moves;
 }
 
 /* A copy takes no longer than a step; what it says, poll and update ask again. */
@@ -809,9 +908,11 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
         .blocks = options->blocks,
         .is_passing = options->host_bytes == 0,
         .log = options->log,
+        .num_slices = 1,
         .look = 1,
         .unsaved = BLOCK_LIST_EMPTY,
         .unsent = BLOCK_LIST_EMPTY,
+        .sliced_moves = calloc(KV_TIERS_MAX_SLICED, sizeof(*created->sliced_moves)),
         .wanted = calloc(count, sizeof(*created->wanted)),
         .origins = calloc(count, sizeof(*created->origins)),
         .is_unsaved = calloc(count, sizeof(*created->is_unsaved)),
@@ -823,10 +924,11 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
         .unsent_links.next = calloc(count, sizeof(*created->unsent_links.next)),
         .folder = has_disk ? options->disk->folder : NULL,
     };
-    if (created->wanted == NULL || created->origins == NULL || created->is_unsaved == NULL ||
-        created->is_moving == NULL || created->unsaved_links.previous == NULL ||
-        created->unsaved_links.next == NULL || created->is_unsent == NULL ||
-        created->unsent_links.previous == NULL || created->unsent_links.next == NULL) {
+    if (created->sliced_moves == NULL || created->wanted == NULL || created->origins == NULL ||
+        created->is_unsaved == NULL || created->is_moving == NULL ||
+        created->unsaved_links.previous == NULL || created->unsaved_links.next == NULL ||
+        created->is_unsent == NULL || created->unsent_links.previous == NULL ||
+        created->unsent_links.next == NULL) {
         status = error_out_of_memory(err, "the KV tiers", count * sizeof(*created->wanted));
         goto fail;
     }
@@ -834,6 +936,9 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
         kv_host_create(created->device, num_slots, options->block_bytes, &created->host, err));
     TRY_OR_FAIL(create_events(created, &created->out, DEVICE_STREAM_KV_OUT, err));
     TRY_OR_FAIL(create_events(created, &created->in, DEVICE_STREAM_KV_IN, err));
+    for (int32_t i = 0; i < KV_TIERS_MAX_SLICES - 1; i++) {
+        TRY_OR_FAIL(device_event_create(created->device, &created->slice_events[i], err));
+    }
     if (has_disk) {
         TRY_OR_FAIL(kv_disk_open(options->disk, &created->disk, err));
     }
@@ -870,7 +975,11 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
         device_event_destroy(tiers->device, tiers->out.batches[i].event);
         device_event_destroy(tiers->device, tiers->in.batches[i].event);
     }
+    for (int32_t i = 0; i < KV_TIERS_MAX_SLICES - 1; i++) {
+        device_event_destroy(tiers->device, tiers->slice_events[i]);
+    }
     kv_host_destroy(&tiers->host);
+    free(tiers->sliced_moves);
     free(tiers->wanted);
     free(tiers->origins);
     free(tiers->is_unsaved);
@@ -883,22 +992,27 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
     free(tiers);
 }
 
-enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, int64_t *block_ns)
+/* Blocks cut at `ends`, one slice of all behind the other. */
+static enum imbrex_status measure(struct kv_tiers *tiers, int32_t num_blocks, const size_t *ends,
+                                  int32_t num_slices, int64_t *block_ns)
 {
     struct device_copy copies[NUM_MEASURED];
     struct device_event *event = tiers->in.batches[0].event;
     int32_t num_copies = num_blocks < tiers->host.num_slots ? num_blocks : tiers->host.num_slots;
     num_copies = num_copies < NUM_MEASURED ? num_copies : NUM_MEASURED;
-    for (int32_t i = 0; i < num_copies; i++) {
-        copies[i] =
-            (struct device_copy){.destination = tiers->blocks + (size_t)i * tiers->host.block_bytes,
-                                 .source = kv_host_block(&tiers->host, i),
-                                 .num_bytes = tiers->host.block_bytes};
-    }
     int64_t best_ns = INT64_MAX;
     for (int32_t round = 0; round < 2; round++) { /* the first one touches the memory */
         int64_t begin_ns = clock_now_ns();
-        TRY(device_copy_batch_async(tiers->device, tiers->in.stream, copies, num_copies));
+        for (int32_t slice = 0; slice < num_slices; slice++) {
+            size_t begin = slice > 0 ? ends[slice - 1] : 0;
+            for (int32_t i = 0; i < num_copies; i++) {
+                copies[i] = (struct device_copy){
+                    .destination = tiers->blocks + (size_t)i * tiers->host.block_bytes + begin,
+                    .source = kv_host_block(&tiers->host, i) + begin,
+                    .num_bytes = ends[slice] - begin};
+            }
+            TRY(device_copy_batch_async(tiers->device, tiers->in.stream, copies, num_copies));
+        }
         TRY(device_event_record(tiers->device, event, tiers->in.stream));
         TRY(device_event_synchronize(tiers->device, event));
         int64_t round_ns = clock_now_ns() - begin_ns;
@@ -906,6 +1020,17 @@ enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, 
     }
     *block_ns = best_ns > num_copies ? best_ns / num_copies : 1;
     return IMBREX_STATUS_OK;
+}
+
+enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, int64_t *block_ns)
+{
+    return measure(tiers, num_blocks, &tiers->host.block_bytes, 1, block_ns);
+}
+
+enum imbrex_status kv_tiers_measure_sliced(struct kv_tiers *tiers, int32_t num_blocks,
+                                           int64_t *block_ns)
+{
+    return measure(tiers, num_blocks, tiers->slice_ends, tiers->num_slices, block_ns);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */

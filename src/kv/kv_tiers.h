@@ -16,6 +16,10 @@
  * and it may be read from then on. What a step wrote can be copied out once the step has been
  * collected.
  *
+ * Blocks that a step is to read while they come up are promoted in slices: the first slice of each
+ * block, an event, the second slice of each, an event, ... A stream that waits for event i may read
+ * slices [0, i] of all of them, if poll then says that they are good.
+ *
  * One thread uses it, the one that uses the device. Nothing here waits but what says so. */
 #ifndef IMBREX_KV_KV_TIERS_H
 #define IMBREX_KV_KV_TIERS_H
@@ -27,7 +31,9 @@
 #include "kv/kv_remote.h"
 #include "ops/device.h"
 
-#define KV_TIERS_MIN_SLOTS 8 /* fewer could be all held by moves */
+#define KV_TIERS_MIN_SLOTS 8     /* fewer could be all held by moves */
+#define KV_TIERS_MAX_SLICES 8    /* of a block */
+#define KV_TIERS_MAX_SLICED 2048 /* blocks that come up so at once: 32,768 tokens */
 
 enum kv_tier { KV_TIER_NONE = 0, KV_TIER_HOST = 1, KV_TIER_DISK = 2, KV_TIER_REMOTE = 3 };
 enum { KV_NUM_TIERS = 4 };
@@ -60,6 +66,7 @@ struct kv_promotion {
     int32_t block_idx;
     enum kv_tier from; /* where it lay when it was asked for */
     bool has_parent;
+    bool is_sliced; /* as kv_tiers_promote_sliced */
     bool is_good;
 };
 
@@ -90,6 +97,9 @@ void kv_tiers_destroy(struct kv_tiers *tiers);
 /* How long a block takes from a slot to the device, one behind the other: copies whatever slots
  * hold into the first ones of num_blocks, so before anything else, and waits. */
 enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, int64_t *block_ns);
+/* The same in slices; num_slices >= 2. */
+enum imbrex_status kv_tiers_measure_sliced(struct kv_tiers *tiers, int32_t num_blocks,
+                                           int64_t *block_ns);
 
 /* The block's contents will be written over. Does nothing if nowhere is room for it. */
 void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids,
@@ -115,6 +125,23 @@ bool kv_tiers_can_promote(const struct kv_tiers *tiers);
 bool kv_tiers_promote(struct kv_tiers *tiers, const struct kv_key *key,
                       const struct kv_key *parent_key, const int32_t *token_ids, int32_t block_idx);
 
+/* How blocks are parted: slice i is bytes [ends[i - 1], ends[i]) of each, the last end is
+ * block_bytes. num_slices 1, as it is at first: promote_sliced takes nothing. Not while it has
+ * blocks under way. */
+void kv_tiers_set_slices(struct kv_tiers *tiers, const size_t *ends, int32_t num_slices);
+/* As kv_tiers_promote, in slices: of all blocks that are asked for so until the next start, first
+ * the first slices are copied, and so on. False too while blocks of an earlier start are under way
+ * so: poll has not given the last of them back. */
+bool kv_tiers_promote_sliced(struct kv_tiers *tiers, const struct kv_key *key,
+                             const struct kv_key *parent_key, const int32_t *token_ids,
+                             int32_t block_idx);
+/* Whether promote_sliced would take a first block. */
+bool kv_tiers_can_slice(const struct kv_tiers *tiers);
+/* The event behind each slice of the blocks that are under way so, since start; the tiers', until
+ * poll has given the last of the blocks back. Returns how many there are: 0, or num_slices. */
+int32_t kv_tiers_slice_events(struct kv_tiers *tiers,
+                              struct device_event *events[KV_TIERS_MAX_SLICES]);
+
 /* Gives the device what demote and promote asked for. Called before a step is given that may write
  * to demoted blocks; DEVICE: the device does not say when it has copied them, so no step may. */
 enum imbrex_status kv_tiers_start(struct kv_tiers *tiers);
@@ -125,6 +152,8 @@ bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion);
 bool kv_tiers_is_moving(const struct kv_tiers *tiers);
 /* Whether poll has promotions to give back, now or later. */
 bool kv_tiers_is_promoting(const struct kv_tiers *tiers);
+/* How many. */
+int32_t kv_tiers_num_promoting(const struct kv_tiers *tiers);
 /* Waits for one of these moves or answers, at most timeout_ns. */
 void kv_tiers_wait(struct kv_tiers *tiers, int64_t timeout_ns);
 

@@ -23,6 +23,7 @@ struct prefetch_planner {
     int64_t busy_until_ns;          /* the end of the last planned move */
     int32_t credit;                 /* blocks that predictions may cost */
     int64_t renewed_ns;             /* credit has come back for the time until then */
+    int64_t renewal_blocks;         /* moves of the link for one block of credit */
     struct prefetch_metrics metrics;
 };
 
@@ -41,6 +42,7 @@ enum imbrex_status prefetch_planner_create(const struct prefetch_options *option
     created->used = BLOCK_LIST_EMPTY;
     created->unused = BLOCK_LIST_EMPTY;
     created->credit = PREFETCH_CREDIT_BLOCKS;
+    created->renewal_blocks = PREFETCH_RENEWAL_BLOCKS;
     TRY_OR_FAIL(key_table_init(options->max_tracked, &created->table, err));
     created->tracked = calloc(num, sizeof(*created->tracked));
     created->links.previous = calloc(num, sizeof(*created->links.previous));
@@ -108,7 +110,7 @@ static void add_credit(struct prefetch_planner *planner, int64_t num_blocks)
 
 static void renew_credit(struct prefetch_planner *planner, int64_t now_ns)
 {
-    int64_t renewal_ns = PREFETCH_RENEWAL_BLOCKS * planner->options.block_ns;
+    int64_t renewal_ns = planner->renewal_blocks * planner->options.block_ns;
     int64_t num_renewed = (now_ns - planner->renewed_ns) / renewal_ns;
     if (num_renewed > 0) {
         add_credit(planner, num_renewed);
@@ -130,6 +132,7 @@ static void track(struct prefetch_planner *planner, const struct prefetch_step *
     (void)key_table_put(&planner->table, step->key, i);
     planner->busy_until_ns = step->end_ns;
     planner->metrics.num_planned++;
+    planner->metrics.num_predicted += is_predicted;
 }
 
 static void forget(struct prefetch_planner *planner, int32_t i)
@@ -225,7 +228,11 @@ void prefetch_used(struct prefetch_planner *planner, uint64_t key)
     int32_t i = key_table_find(&planner->table, key);
     if (i >= 0) {
         planner->metrics.num_used++;
-        add_credit(planner, planner->tracked[i].is_predicted ? PREFETCH_CREDIT_OF_USE : 0);
+        if (planner->tracked[i].is_predicted) {
+            planner->metrics.num_predicted_used++;
+            add_credit(planner, PREFETCH_CREDIT_OF_USE);
+            planner->renewal_blocks = PREFETCH_RENEWAL_BLOCKS;
+        }
         forget(planner, i);
     }
 }
@@ -235,6 +242,10 @@ void prefetch_lost(struct prefetch_planner *planner, uint64_t key)
     int32_t i = key_table_find(&planner->table, key);
     if (i >= 0) {
         planner->metrics.num_wasted++;
+        if (planner->tracked[i].is_predicted && planner->credit <= 0 &&
+            planner->renewal_blocks < PREFETCH_MAX_RENEWAL_BLOCKS) {
+            planner->renewal_blocks *= 2;
+        }
         forget(planner, i);
     }
 }

@@ -11,7 +11,8 @@
  *             has not begun can still be taken back
  *   credit    a predicted block costs one; it comes back fourfold when the block is used, once when
  *             it is taken back. Wrong predictions are left with one move in so many of the link's
- *             time: else an idle link would fetch and forget the same blocks for ever
+ *             time, and half as many with each that is wrong again: else an idle link would fetch
+ *             and forget the same blocks for ever
  *
  * Each planned block is followed until it is used or lost; what was loaded for nothing is waste. */
 #ifndef IMBREX_KV_PREFETCH_PLAN_H
@@ -21,8 +22,18 @@
 
 /* What predictions may cost at first, and the most that they save up. */
 #define PREFETCH_CREDIT_BLOCKS 256
-/* Moves of the link in whose time one block of credit comes back. */
+/* Moves of the link in whose time one block of credit comes back; twice as many with each block
+ * that was spent so and lost, up to the second number, until one is used. */
 #define PREFETCH_RENEWAL_BLOCKS 64
+#define PREFETCH_MAX_RENEWAL_BLOCKS (1 << 18)
+/* For whoever asks a policy what to bring up: how many paths it may name (a session has up to three
+ * segments), and how long they count. A path that was expected a second ago has often been run
+ * meanwhile: with a life of 1 s hardly any of a load of agents that think for 0.3 s was used. */
+#define PREFETCH_MAX_PREDICTIONS 24
+#define PREFETCH_PREDICTION_LIFE_NS INT64_C(100000000)
+/* A prediction must be worth so many times what goes for it: without a margin, blocks whose worth
+ * rises and falls are moved to and fro and seldom used. Chosen on chat at a light load. */
+#define PREFETCH_PREDICTION_MARGIN 4.0
 /* Of a predicted block that was used: predictions of which one in four is right go on. */
 #define PREFETCH_CREDIT_OF_USE 4
 
@@ -62,6 +73,7 @@ struct prefetch_metrics {
     uint64_t num_wasted;    /* moved, or being moved, and never used */
     uint64_t num_cancelled; /* taken back before they began */
     uint64_t num_late;      /* wanted, but not to be had in time; in each plan */
+    uint64_t num_predicted, num_predicted_used; /* of those planned and used */
 };
 
 struct prefetch_planner;

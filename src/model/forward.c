@@ -139,11 +139,10 @@ static void run_mlp(const struct model_config *config, const struct layer_weight
                                                       .hidden_size = config->hidden_size});
 }
 
-void forward_run(const struct model_config *config, const struct weights *weights,
-                 struct backend *backend, const struct kv_view *kv,
-                 const struct forward_batch *batch, struct forward_buffers *buffers)
+static void run_embedding(const struct model_config *config, const struct weights *weights,
+                          struct backend *backend, const struct forward_batch *batch,
+                          struct forward_buffers *buffers)
 {
-    assert(batch->num_tokens <= buffers->limits.max_tokens);
     for (int32_t i = 0; backend->is_host && i < batch->num_tokens; i++) {
         forward_extend_positions(config, weights, backend, buffers, batch->positions[i] + 1);
     }
@@ -153,11 +152,30 @@ void forward_run(const struct model_config *config, const struct weights *weight
                                                           .num_tokens = batch->num_tokens,
                                                           .hidden_size = config->hidden_size,
                                                           .vocab_size = config->vocab_size});
-    for (int32_t layer_idx = 0; layer_idx < config->num_layers; layer_idx++) {
+}
+
+void forward_layers(const struct model_config *config, const struct weights *weights,
+                    struct backend *backend, const struct kv_view *kv,
+                    const struct forward_batch *batch, int32_t begin, int32_t end,
+                    struct forward_buffers *buffers)
+{
+    assert(batch->num_tokens <= buffers->limits.max_tokens);
+    assert(begin >= 0 && begin < end && end <= config->num_layers);
+    if (begin == 0) {
+        run_embedding(config, weights, backend, batch, buffers);
+    }
+    for (int32_t layer_idx = begin; layer_idx < end; layer_idx++) {
         const struct layer_weights *layer = &weights->layers[layer_idx];
         run_attention(config, layer, backend, kv, batch, buffers, layer_idx);
         run_mlp(config, layer, backend, batch->num_tokens, buffers);
     }
+}
+
+void forward_run(const struct model_config *config, const struct weights *weights,
+                 struct backend *backend, const struct kv_view *kv,
+                 const struct forward_batch *batch, struct forward_buffers *buffers)
+{
+    forward_layers(config, weights, backend, kv, batch, 0, config->num_layers, buffers);
 }
 
 void forward_logits(const struct model_config *config, const struct weights *weights,

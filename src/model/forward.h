@@ -52,8 +52,15 @@ void forward_extend_positions(const struct model_config *config, const struct we
                               struct backend *backend, struct forward_buffers *buffers,
                               int32_t num_positions);
 
-/* Runs all layers over the batch: fills the KV slots of its tokens and leaves their last hidden
- * states in buffers->hidden. Allocates nothing. */
+/* Runs layers [begin, end) over the batch, behind those before them, the embedding before layer 0:
+ * fills the KV slots of its tokens in these layers and leaves the hidden states in buffers->hidden.
+ * What other tokens have in the cache is read of these layers only. Allocates nothing. */
+void forward_layers(const struct model_config *config, const struct weights *weights,
+                    struct backend *backend, const struct kv_view *kv,
+                    const struct forward_batch *batch, int32_t begin, int32_t end,
+                    struct forward_buffers *buffers);
+
+/* All layers. */
 void forward_run(const struct model_config *config, const struct weights *weights,
                  struct backend *backend, const struct kv_view *kv,
                  const struct forward_batch *batch, struct forward_buffers *buffers);

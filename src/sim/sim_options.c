@@ -1,27 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/sim_options.h"
 
-static enum imbrex_status refuse(struct imbrex_error *err, const char *option, const char *expected,
+static enum imbrex_status refuse(struct imbrex_error *err, const char *field, const char *expected,
                                  double found)
 {
-    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected %s, found %g", option,
-                     expected, found);
+    return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, field, ": expected %s, found %g",
+                           expected, found);
 }
 
-static enum imbrex_status refuse_null(struct imbrex_error *err, const char *option,
+static enum imbrex_status refuse_tier(struct imbrex_error *err, const char *member,
+                                      const char *expected, double found)
+{
+    return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "tiers",
+                           ": %s: expected %s, found %g", member, expected, found);
+}
+
+static enum imbrex_status refuse_null(struct imbrex_error *err, const char *field,
                                       const char *expected)
 {
-    return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT, "%s: expected %s, found NULL", option,
-                     expected);
+    return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, field, ": expected %s, found NULL",
+                           expected);
 }
 
 /* [count] names, none of them NULL. */
-static enum imbrex_status check_texts(const char *option, const char *const *texts, size_t count,
+static enum imbrex_status check_texts(const char *field, const char *const *texts, size_t count,
                                       struct imbrex_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         if (texts == NULL || texts[i] == NULL) {
-            return refuse_null(err, option, "texts");
+            return refuse_null(err, field, "texts");
         }
     }
     return IMBREX_STATUS_OK;
@@ -39,15 +46,15 @@ static enum imbrex_status check_tiers(const struct imbrex_kv_sim_options *option
     for (size_t i = 0; i < options->num_tiers; i++) {
         const struct imbrex_kv_sim_tier *tier = &options->tiers[i];
         if (tier->capacity_tokens < options->block_size) {
-            return refuse(err, "capacity_tokens of a tier", "at least a block of tokens",
-                          (double)tier->capacity_tokens);
+            return refuse_tier(err, "capacity_tokens", "at least a block of tokens",
+                               (double)tier->capacity_tokens);
         }
         if (!(tier->tokens_per_s > 0 && tier->tokens_per_s <= 1e15)) {
-            return refuse(err, "tokens_per_s of a tier", "more than 0, at most 1e15",
-                          tier->tokens_per_s);
+            return refuse_tier(err, "tokens_per_s", "more than 0, at most 1e15",
+                               tier->tokens_per_s);
         }
         if (!(tier->latency_s >= 0 && tier->latency_s <= 1e6)) {
-            return refuse(err, "latency_s of a tier", "0 to 1e6", tier->latency_s);
+            return refuse_tier(err, "latency_s", "0 to 1e6", tier->latency_s);
         }
     }
     return IMBREX_STATUS_OK;
@@ -57,7 +64,9 @@ enum imbrex_status sim_options_check(const struct imbrex_kv_sim_options *options
                                      struct imbrex_error *err)
 {
     if (options == NULL) {
-        return refuse_null(err, "options", "a struct");
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "options: expected a struct, found "
+                         "NULL");
     }
     TRY(check_texts("traces", options->traces, options->num_traces, err));
     if (options->policies != NULL) {
@@ -77,7 +86,7 @@ enum imbrex_status sim_options_check(const struct imbrex_kv_sim_options *options
     }
     for (size_t i = 0; i < options->num_capacities; i++) {
         if (options->capacities[i] < options->block_size) {
-            return refuse(err, "capacity", "at least a block of tokens",
+            return refuse(err, "capacities", "at least a block of tokens each",
                           (double)options->capacities[i]);
         }
     }

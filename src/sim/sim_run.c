@@ -423,6 +423,8 @@ static enum imbrex_status run_over_tiers(struct sim_run *run, const struct row_p
         .num_used = metrics->num_used,
         .num_wasted = metrics->num_wasted,
         .num_cancelled = metrics->num_cancelled,
+        .num_predicted = metrics->num_predicted,
+        .num_predicted_used = metrics->num_predicted_used,
         .num_late = metrics->num_late,
         .num_unforeseen = metrics->num_unforeseen,
         .precision = share_of(metrics->num_used, metrics->num_wasted),

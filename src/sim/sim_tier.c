@@ -9,7 +9,6 @@
 #include "sim/sim_random.h"
 
 enum {
-    MAX_PREDICTIONS = 8,
     /* Waiting requests whose missing blocks one plan is told, and blocks of each: many times what
      * may be planned at once. */
     MAX_PLANNED_REQUESTS = 16,
@@ -18,11 +17,6 @@ enum {
     ADMISSIONS_REMEMBERED = 16,
     MAX_NODES = 1 << 28, /* the tables of keys take twice as many */
 };
-/* A policy is asked for predictions once in so long: nothing ages much in it. */
-#define PREDICTION_LIFE_NS INT64_C(1000000000)
-/* A prediction must be worth so many times what goes for it: without a margin, blocks whose worth
- * rises and falls are moved to and fro and seldom used. Chosen on chat at a light load. */
-#define PREDICTION_MARGIN 4.0
 /* Later than any time of a replay. */
 #define WHENEVER_NS (INT64_MAX / 2)
 
@@ -61,8 +55,8 @@ struct sim_tier {
     /* Of the request that was admitted last. */
     int32_t num_loaded;
     int64_t ready_ns, copied_ns; /* what it loads is there; what goes for it is copied down */
-    struct kv_prediction predictions[MAX_PREDICTIONS];
-    int32_t predicted_nodes[MAX_PREDICTIONS];
+    struct kv_prediction predictions[PREFETCH_MAX_PREDICTIONS];
+    int32_t predicted_nodes[PREFETCH_MAX_PREDICTIONS];
     int32_t num_predictions;
     int64_t predicted_ns; /* when the policy was asked; -1: never */
 
@@ -77,8 +71,8 @@ struct sim_tier {
     /* What a plan is told, as far as it has asked: it seldom gets beyond the first request. */
     int32_t num_requests, next_waiting, next_prediction;
     int32_t num_waiting_keys; /* of requests that wait */
-    struct prefetch_request requests[MAX_PLANNED_REQUESTS + MAX_PREDICTIONS];
-    uint64_t keys[MAX_PLANNED_REQUESTS + MAX_PREDICTIONS][MAX_PLANNED_KEYS];
+    struct prefetch_request requests[MAX_PLANNED_REQUESTS + PREFETCH_MAX_PREDICTIONS];
+    uint64_t keys[MAX_PLANNED_REQUESTS + PREFETCH_MAX_PREDICTIONS][MAX_PLANNED_KEYS];
 };
 
 struct kv_key sim_node_key(int32_t node)
@@ -422,11 +416,13 @@ static void renew_predictions(struct sim_tier *tier)
     int32_t num_told;
 
     if (policy->functions->predict == NULL || !tier->options.predicts ||
-        (tier->predicted_ns >= 0 && tier->now_ns - tier->predicted_ns < PREDICTION_LIFE_NS)) {
+        (tier->predicted_ns >= 0 &&
+         tier->now_ns - tier->predicted_ns < PREFETCH_PREDICTION_LIFE_NS)) {
         return;
     }
     tier->predicted_ns = tier->now_ns;
-    num_told = policy->functions->predict(policy, tier->predictions, MAX_PREDICTIONS, tier->now_ns);
+    num_told = policy->functions->predict(policy, tier->predictions, PREFETCH_MAX_PREDICTIONS,
+                                          tier->now_ns);
     tier->num_predictions = 0;
     for (int32_t i = 0; i < num_told; i++) {
         struct kv_prediction prediction = tier->predictions[i];
@@ -456,7 +452,7 @@ static bool tell_prediction(struct sim_tier *tier, int32_t prediction_idx)
         return false;
     }
     tier->requests[tier->num_requests - 1].value =
-        tier->predictions[prediction_idx].value / PREDICTION_MARGIN;
+        tier->predictions[prediction_idx].value / PREFETCH_PREDICTION_MARGIN;
     return true;
 }
 
@@ -846,6 +842,9 @@ void sim_tier_read_metrics(const struct sim_tier *tier, struct sim_tier_metrics 
     metrics->num_used = (int64_t)(planned.num_used - tier->unscored.num_used);
     metrics->num_wasted = (int64_t)(planned.num_wasted - tier->unscored.num_wasted);
     metrics->num_cancelled = (int64_t)(planned.num_cancelled - tier->unscored.num_cancelled);
+    metrics->num_predicted = (int64_t)(planned.num_predicted - tier->unscored.num_predicted);
+    metrics->num_predicted_used =
+        (int64_t)(planned.num_predicted_used - tier->unscored.num_predicted_used);
     for (int32_t i = 0; i < tier->options.num_levels; i++) {
         const struct sim_level_metrics *unscored = &tier->metrics.levels[i];
         struct sim_level_metrics *level = &metrics->levels[i];

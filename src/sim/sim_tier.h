@@ -30,6 +30,7 @@ struct sim_tier_metrics {
     /* Blocks: planned to be brought up; of these used by a request, forgotten unused, taken back
      * before they began. What is left is still there, or on its way. */
     int64_t num_planned, num_used, num_wasted, num_cancelled;
+    int64_t num_predicted, num_predicted_used; /* of those planned and used: nobody waited then */
     /* Blocks that an admitted request found in the slower tier alone: it had waited, or not, in
      * which case no queue could tell of it. */
     int64_t num_late, num_unforeseen;

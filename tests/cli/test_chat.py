@@ -293,6 +293,18 @@ class Pipe(TestCase):
         self.assertIn("(3 messages)", result.stderr.decode())
         self.assertIn("/clear", chat(text="/help\n").stderr.decode())
 
+    # Fault: an option of imbrex run that imbrex chat does not know, or notes in spite of it; a list
+    # of commands that is asked for and not shown.
+    def test_quiet(self):
+        text = "/clear\n/system T\nHello\n"
+        self.assertIn(b"(a new conversation)\n", chat(text=text).stderr)
+        result = chat("-q", text=text)
+        self.assert_ok(result)
+        self.assertEqual(result.stderr, b"")
+        self.assertEqual(result.stdout, chat(text=text).stdout)
+        self.assertIn(b"/clear", chat("--quiet", text="/help\n").stderr)
+        self.assert_error(chat("-q", "-v"), 2, "--verbose and --quiet, found both")
+
     # Fault: a slip is sent to the model or passes unnoticed; a pipe goes on after it.
     def test_bad_commands(self):
         for line, parts in (("/clera", ["unknown command /clera", "/help"]),

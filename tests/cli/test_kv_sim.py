@@ -322,6 +322,11 @@ class BadLines(KvSimTestCase):
                           trace["num_requests"]), (2, 7, 118))
         self.assertTrue(trace["bad_lines"]["first_reason"])
 
+    # Fault: a message that calls an option by the name of its field in C.
+    def test_field_names(self):
+        self.assert_error(run("kv-sim", "--trace", self.trace(), "--capacity", "10"), 2,
+                          "error: --capacity: expected at least a block of tokens each, found 10")
+
     # Fault: a trace without a readable line, or without block ids, looks like an empty cache.
     def test_refused(self):
         path = self.write("none.jsonl", "x\ny\n")

@@ -330,6 +330,69 @@ static void test_warm_mix(void **state)
     }
 }
 
+/* ---- ahead of time --------------------------------------------------------------------------- */
+
+static struct {
+    atomic_uint_fast64_t key_hash;
+    atomic_int num_asked;
+} expected;
+
+static int32_t predict(struct kv_policy *policy, struct kv_prediction *predictions,
+                       int32_t max_predictions, int64_t now_ns)
+{
+    (void)policy, (void)max_predictions, (void)now_ns;
+    expected.num_asked++;
+    predictions[0] = (struct kv_prediction){.key_hash = expected.key_hash, .value = 1e9};
+    return 1;
+}
+
+/* Nobody asks for anything, and what the policy expects comes up. Catches: an engine that does
+ * nothing ahead while it is idle, or that asks all the time. */
+static void test_idle(void **state)
+{
+    struct fixture *fixture = *state;
+    const struct mix mix = {
+        .kv_cache_tokens = 4 * CONTEXT_SIZE, .num_host_blocks = 100, .policy = "predictive"};
+    struct imbrex_engine_metrics metrics;
+    int32_t from_host, from_disk, ids[200];
+    for (int32_t i = 0; i < 200; i++) {
+        ids[i] = 3 + 7 * i % 450;
+    }
+    struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
+    struct kv_policy *policy = kv_cache_policy(engine->prefix.cache);
+    struct kv_policy_functions functions = *policy->functions;
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 0);
+    int32_t tail = 0;
+    while (kv_cache_depth(engine->prefix.cache, tail) != 11) {
+        tail++;
+    }
+    expected.key_hash = kv_cache_key_hash(engine->prefix.cache, tail);
+    expected.num_asked = 0;
+    functions.predict = predict;
+    policy->functions = &functions;
+    kv_cache_clear(engine->prefix.cache, clock_now_ns());
+    assert_int_equal(prefix_tiers_start(&engine->tiers), IMBREX_STATUS_OK);
+    int64_t begin_ns = clock_now_ns();
+    engine->prefix.now_ns = begin_ns;
+    prefix_tiers_look(&engine->tiers, &engine->scheduler); /* the end of the last step */
+    assert_int_equal(imbrex_engine_start(engine, NULL), IMBREX_STATUS_OK);
+    metrics.num_kv_ahead = 0;
+    for (int32_t i = 0; metrics.num_kv_ahead < 12; i++) {
+        assert_true(i < 100000);
+        (void)usleep(1000);
+        imbrex_engine_read_metrics(engine, &metrics);
+    }
+    (void)usleep(300000); /* not for anything to happen, but for what should not */
+    imbrex_engine_stop(engine);
+    assert_true(expected.num_asked <=
+                2 + (clock_now_ns() - begin_ns) / PREFETCH_PREDICTION_LIFE_NS);
+    imbrex_engine_read_metrics(engine, &metrics);
+    assert_int_equal(metrics.num_kv_ahead, 12);
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(from_host, 192);
+    imbrex_engine_destroy(engine);
+}
+
 /* ---- a server that engines share ------------------------------------------------------------- */
 
 static void skip_without_hiredis(void)
@@ -801,9 +864,9 @@ int run_engine_tiers_tests(void)
         cmocka_unit_test(test_narrow),         cmocka_unit_test(test_forced_eviction),
         cmocka_unit_test(test_warm_mix),       cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_failing_copies), cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_remote),         cmocka_unit_test(test_remote_mix),
-        cmocka_unit_test(test_redis_mix),      cmocka_unit_test(test_remote_faults),
-        cmocka_unit_test(test_remote_options),
+        cmocka_unit_test(test_idle),           cmocka_unit_test(test_remote),
+        cmocka_unit_test(test_remote_mix),     cmocka_unit_test(test_redis_mix),
+        cmocka_unit_test(test_remote_faults),  cmocka_unit_test(test_remote_options),
     };
     return cmocka_run_group_tests_name("engine_tiers", tests, set_up, tear_down);
 }

@@ -120,6 +120,7 @@ struct scenario {
     struct step_slot_copy slot_copies[2];
     int32_t num_submitted, num_collected; /* steps */
     bool is_plain;                        /* its sequences are */
+    struct executor_waits waits;          /* of all steps */
 };
 
 static struct executor_options options_of(void)
@@ -235,8 +236,8 @@ static enum imbrex_status submit(struct scenario *scenario)
     int32_t step = scenario->num_submitted;
     batch_fill(&scenario->plans[step], &scenario->limits, scenario->block_tables, &source,
                executor_batch_memory(scenario->executor), &scenario->layouts[step]);
-    enum imbrex_status status =
-        executor_submit(scenario->executor, &scenario->plans[step], &scenario->layouts[step]);
+    enum imbrex_status status = executor_submit(scenario->executor, &scenario->plans[step],
+                                                &scenario->layouts[step], &scenario->waits);
     scenario->num_submitted += status == IMBREX_STATUS_OK;
     return status;
 }
@@ -496,6 +497,58 @@ static void test_graphs(void **state)
     }
 }
 
+/* Work of another stream that a step waits for. */
+static enum imbrex_status count_done(void *arg, void *stream_handle)
+{
+    (void)stream_handle;
+    ++*(int32_t *)arg;
+    return IMBREX_STATUS_OK;
+}
+
+/* Every step in parts, each behind an event of another stream. Catches: a layer that is left out or
+ * computed twice where parts meet, an embedding, a history, logits or draws that are not done or
+ * done with each part, a step that waits and is launched as a graph, an event that is not waited
+ * for. */
+static void test_waits(void **state)
+{
+    static const int32_t first_layers[][EXECUTOR_MAX_WAITS] = {
+        {0}, {0, 1}, {0, 1, 2, 3, 4}, {0, 4}, {0, 2, 3}};
+    static const int32_t num_waits[] = {1, 2, 5, 2, 3};
+    for (int32_t seed = -1; seed < NUM_SEEDS / 2; seed++) {
+        struct executor_options options = options_of();
+        options.limits.pads_decode = true;
+        struct scenario *scenario = create(*state, seed, &options);
+        int32_t num_done = 0, variant = (seed + 1) % 5;
+        scenario->is_plain = true;
+        scenario->waits.num_waits = num_waits[variant];
+        memcpy(scenario->waits.first_layers, first_layers[variant], sizeof(first_layers[0]));
+        for (int32_t i = 0; i < num_waits[variant]; i++) {
+            assert_int_equal(
+                device_event_create(scenario->device, &scenario->waits.events[i], NULL),
+                IMBREX_STATUS_OK);
+            assert_int_equal(
+                device_run_async(scenario->device, DEVICE_STREAM_KV_IN, count_done, &num_done),
+                IMBREX_STATUS_OK);
+            assert_int_equal(device_event_record(scenario->device, scenario->waits.events[i],
+                                                 DEVICE_STREAM_KV_IN),
+                             IMBREX_STATUS_OK);
+        }
+        for (int32_t pass = 0; pass < 2; pass++) {
+            begin(scenario);
+            assert_int_equal(submit(scenario), IMBREX_STATUS_OK);
+            assert_int_equal(collect(scenario), IMBREX_STATUS_OK);
+            assert_int_equal(num_done, num_waits[variant]); /* it was waited for */
+            assert_int_equal(run(scenario), IMBREX_STATUS_OK);
+            expect_all_direct(*state, scenario);
+        }
+        assert_true(seed < 0 || device_fake_num_launches(scenario->device) == 0);
+        for (int32_t i = 0; i < num_waits[variant]; i++) {
+            device_event_destroy(scenario->device, scenario->waits.events[i]);
+        }
+        destroy(scenario);
+    }
+}
+
 /* Catches: a device without graphs that is asked again and again, or does not compute. */
 static void test_refused_graphs(void **state)
 {
@@ -559,7 +612,8 @@ static void test_many_shapes(void **state)
                    executor_batch_memory(scenario->executor), &layout);
         assert_int_equal(layout.num_seqs, padded[count_idx]);
         assert_int_equal(layout.max_blocks, 4 << width_idx);
-        assert_int_equal(executor_submit(scenario->executor, &plan, &layout), IMBREX_STATUS_OK);
+        assert_int_equal(executor_submit(scenario->executor, &plan, &layout, NULL),
+                         IMBREX_STATUS_OK);
         if (++num_in_flight == 2) {
             assert_int_equal(executor_collect(scenario->executor, &results), IMBREX_STATUS_OK);
             assert_true(results.results[0].token_id >= 0);
@@ -802,6 +856,7 @@ int run_executor_tests(void)
         cmocka_unit_test(test_ranges),         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_padded),         cmocka_unit_test(test_graphs),
         cmocka_unit_test(test_refused_graphs), cmocka_unit_test(test_many_shapes),
+        cmocka_unit_test(test_waits),
     };
     return cmocka_run_group_tests_name("executor", tests, set_up, tear_down);
 }

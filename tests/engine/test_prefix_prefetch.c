@@ -5,7 +5,10 @@
 
 #include <string.h>
 
+#include "tests/base/fixture.h"
 #include "tests/test.h"
+
+#define FOLDER TEST_BUILD_DIR "/tests/kv-prefetch"
 
 enum {
     BLOCK_BYTES = 4096,
@@ -46,6 +49,7 @@ static double value(struct kv_policy *policy, int32_t block_idx, int64_t now_ns)
 
 struct world {
     struct device *device;
+    struct kv_folder folder;
     unsigned char *blocks;
     struct kv_pool pool;
     struct prefix_cache cache;
@@ -63,11 +67,19 @@ static void on_forget(void *user, const struct kv_key *key, const int32_t *token
     kv_tiers_demote(world->tiers, key, token_ids, block_idx);
 }
 
-static void open_world(struct world *world, int32_t percent)
+/* num_slots: of the host tier. */
+static void open_world_over(struct world *world, int32_t percent, int32_t num_slots, bool has_disk)
 {
     static const struct log log = {0};
     void *blocks;
-    *world = (struct world){.cache.now_ns = 1};
+    *world = (struct world){.cache.now_ns = 1, .folder.lock_fd = -1};
+    const struct kv_disk_options disk = {.folder = &world->folder,
+                                         .block_bytes = BLOCK_BYTES,
+                                         .max_bytes = kv_disk_min_bytes(BLOCK_BYTES, 0)};
+    if (has_disk) {
+        fixture_empty_folder(FOLDER);
+        assert_int_equal(kv_folder_open(FOLDER, &world->folder, NULL), IMBREX_STATUS_OK);
+    }
     told.num_told = 0;
     assert_int_equal(device_cpu_create(&world->device, NULL), IMBREX_STATUS_OK);
     assert_int_equal(
@@ -78,7 +90,8 @@ static void open_world(struct world *world, int32_t percent)
     const struct kv_tiers_options tiers_options = {.device = world->device,
                                                    .blocks = world->blocks,
                                                    .block_bytes = BLOCK_BYTES,
-                                                   .host_bytes = NUM_SLOTS * BLOCK_BYTES,
+                                                   .host_bytes = (size_t)num_slots * BLOCK_BYTES,
+                                                   .disk = has_disk ? &disk : NULL,
                                                    .log = &log};
     assert_int_equal(kv_tiers_create(&tiers_options, &world->tiers, NULL), IMBREX_STATUS_OK);
     const struct kv_cache_options cache_options = {.max_requests = 4,
@@ -112,6 +125,11 @@ static void open_world(struct world *world, int32_t percent)
     }
 }
 
+static void open_world(struct world *world, int32_t percent)
+{
+    open_world_over(world, percent, NUM_SLOTS, false);
+}
+
 static void close_world(struct world *world)
 {
     assert_true(kv_cache_check(world->cache.cache));
@@ -121,6 +139,8 @@ static void close_world(struct world *world)
     kv_cache_clear(world->cache.cache, world->cache.now_ns);
     assert_int_equal(world->pool.num_free, NUM_BLOCKS);
     kv_tiers_destroy(world->tiers);
+    kv_folder_close(&world->folder);
+    fixture_empty_folder(FOLDER);
     kv_cache_destroy(world->cache.cache);
     kv_pool_destroy(&world->pool);
     device_free(world->device, world->blocks);
@@ -276,6 +296,32 @@ static void test_victims(void **state)
     close_world(&world);
 }
 
+/* Catches: a prediction of little worth that takes the last free block, for which the next request
+ * makes room by something of more; one of more worth that is refused it, or makes room that it does
+ * not need. */
+static void test_last_free_block(void **state)
+{
+    (void)state;
+    struct world world;
+    open_world(&world, 100);
+    assert_int_equal(run_path(&world, 2), 0);
+    kv_cache_clear(world.cache.cache, world.cache.now_ns);
+    assert_int_equal(run_path(&world, 0), 0);
+    assert_int_equal(run_path(&world, 1), 0);
+    kv_cache_make_room(world.cache.cache, 1, world.cache.now_ns); /* the end of path 0 goes */
+    told.victim_value = 1;
+    expect(&world, 2, DEPTH - 1, 4);
+    assert_int_equal(look(&world), 0);
+    assert_int_equal(world.pool.num_free, 1);
+    expect(&world, 2, DEPTH - 1, 4.1);
+    assert_int_equal(look(&world), DEPTH); /* for the free block and the rest of path 0 */
+    assert_int_equal(world.pool.num_free, 0);
+    assert_int_equal(run_path(&world, 1), DEPTH);
+    assert_int_equal(run_path(&world, 2), DEPTH);
+    told.num_told = 0;
+    close_world(&world);
+}
+
 /* Catches: moves beyond the share of the link: at 10 % of it one of these blocks takes as long as
  * the planner looks ahead. */
 static void test_budget(void **state)
@@ -293,13 +339,96 @@ static void test_budget(void **state)
     close_world(&world);
 }
 
+/* An idle engine looks when the next look is due. Catches: one that polls, that looks for ever,
+ * that looks again too late to go on with what it has begun, or never. */
+static void test_idle(void **state)
+{
+    (void)state;
+    struct world world;
+    int32_t num_looks = 0;
+    open_world(&world, 10);
+    assert_int_equal(prefix_prefetch_due_ns(NULL), INT64_MAX);
+    assert_int_equal(look(&world), 0);
+    assert_int_equal(prefix_prefetch_due_ns(world.prefetch), INT64_MAX); /* nothing is below */
+    assert_int_equal(run_path(&world, 0), 0);
+    kv_cache_clear(world.cache.cache, world.cache.now_ns);
+    expect(&world, 0, DEPTH - 1, 1);
+    for (int32_t num_up = 0; num_up < DEPTH; num_looks++) {
+        num_up += look(&world);
+        assert_true(num_looks < 2 * DEPTH);
+        world.cache.now_ns = prefix_prefetch_due_ns(world.prefetch);
+    }
+    told.num_told = 0;
+    int64_t begin_ns = world.cache.now_ns;
+    for (num_looks = 0; world.cache.now_ns != INT64_MAX; num_looks++) {
+        assert_true(num_looks < 100);
+        assert_int_equal(look(&world), 0);
+        int64_t due_ns = prefix_prefetch_due_ns(world.prefetch);
+        assert_true(due_ns - world.cache.now_ns >= PREFETCH_PREDICTION_LIFE_NS);
+        world.cache.now_ns = due_ns;
+        begin_ns = due_ns != INT64_MAX ? due_ns : begin_ns;
+    }
+    assert_in_range(num_looks, 10, 40);
+    world.cache.now_ns = begin_ns;
+    close_world(&world);
+}
+
+/* What the first tier has no room for comes to RAM all the same. Catches: blocks of a disk that
+ * stay there because something else may not come up, more of them than RAM should have, so that
+ * they push each other out for ever, and one that is not promoted once it may be. */
+static void test_fetch(void **state)
+{
+    (void)state;
+    struct world world;
+    open_world_over(&world, 100, KV_TIERS_MIN_SLOTS, true);
+    for (int32_t round = 0; round < 2; round++) {
+        for (int32_t path = 0; path < NUM_PATHS; path++) {
+            (void)run_path(&world, path);
+            assert_int_equal(kv_tiers_start(world.tiers), IMBREX_STATUS_OK);
+            kv_tiers_begin_flush(world.tiers);
+            kv_cache_clear(world.cache.cache, world.cache.now_ns);
+            kv_tiers_end_flush(world.tiers);
+        }
+    }
+    const struct prompt *prompt = &world.prompts[0];
+    kv_tiers_begin_look(world.tiers);
+    assert_int_equal(kv_tiers_look(world.tiers, &prompt->keys[0], prompt->ids), KV_PLACE_DISK);
+    kv_tiers_end_look(world.tiers);
+    (void)run_path(&world, 1);
+    (void)run_path(&world, 2);
+    told.victim_value = 1;
+    expect(&world, 0, DEPTH - 1, 1);
+    for (bool is_moving = true; is_moving;) {
+        assert_int_equal(look(&world), 0);
+        is_moving = kv_tiers_is_moving(world.tiers);
+        kv_tiers_wait(world.tiers, 1000000);
+        world.cache.now_ns += 1000;
+    }
+    /* As many as half of RAM: all of them. */
+    kv_tiers_begin_look(world.tiers);
+    for (int32_t i = 0; i < DEPTH; i++) {
+        assert_int_equal(
+            kv_tiers_look(world.tiers, &prompt->keys[i], prompt->ids + i * KV_BLOCK_SIZE),
+            KV_PLACE_HOST);
+    }
+    kv_tiers_end_look(world.tiers);
+    assert_int_equal(metrics_of(&world).num_planned, 0);
+    assert_true(prefix_prefetch_due_ns(world.prefetch) >=
+                world.cache.now_ns - 1000 + PREFETCH_PREDICTION_LIFE_NS);
+    expect(&world, 0, DEPTH - 1, 5);
+    assert_int_equal(look(&world), DEPTH);
+    assert_int_equal(run_path(&world, 0), DEPTH);
+    told.num_told = 0;
+    close_world(&world);
+}
+
 int run_prefix_prefetch_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_free_blocks),
-        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_victims),
-        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_free_blocks), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_victims),     cmocka_unit_test(test_last_free_block),
+        cmocka_unit_test(test_budget),      cmocka_unit_test(test_idle),
+        cmocka_unit_test(test_fetch),
     };
     return cmocka_run_group_tests_name("prefix_prefetch", tests, NULL, NULL);
 }

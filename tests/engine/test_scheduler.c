@@ -1277,6 +1277,73 @@ static void test_held(void **state)
     stage_close(&stage);
 }
 
+/* One that was admitted with what turned out to be nothing. Catches: tokens that were planned since
+ * and are still counted, scores that are not asked for again, blocks or a slot that come back while
+ * a step in flight writes there, or never; an end or a preemption before it that is forgotten. */
+static void test_restart(void **state)
+{
+    (void)state;
+    struct stage stage;
+    struct scheduler_options options = options_of(3, 64);
+    options.max_step_history = 4 * KV_BLOCK_SIZE;
+    stage_open(&stage, 16, &options);
+    struct fake_cache cache = {.pool = &stage.pool, .max_found = 1};
+    stage.scheduler.cache = (struct scheduler_cache){
+        .user = &cache,
+        .arrive = fake_arrive,
+        .leave = fake_leave,
+        .admit = fake_admit,
+        .finish = fake_finish,
+    };
+    struct sequence first = sequence_of(40, 60), ending = sequence_of(20, 60);
+    first.score_begin = 20;
+    scheduler_add(&stage.scheduler, &first);
+    scheduler_add(&stage.scheduler, &ending);
+    plan(&stage, 0);
+    plan(&stage, 1);
+    assert_true(first.num_tokens == 42 && first.score_begin == 41);
+    scheduler_restart(&stage.scheduler, &first, 40, 20);
+    assert_true(scheduler_check(&stage.scheduler) && first.is_spoilt);
+    assert_int_equal(first.num_tokens, 40);
+    end(&stage, &ending);
+    scheduler_restart(&stage.scheduler, &ending, 20, INT32_MAX);
+    finish(&stage, 0);
+    assert_true(first.is_spoilt && ending.is_spoilt && first.slot >= 0);
+    finish(&stage, 1);
+    assert_false(first.is_spoilt || ending.is_spoilt);
+    assert_int_equal(ending.state, SEQUENCE_STATE_ENDED);
+    assert_int_equal(first.slot, -1);
+    assert_int_equal(stage.pool.num_free, 16);
+    const struct step_plan *planned = step(&stage);
+    ASSERT_ROW(planned->rows[0], &first, 16, 24, 1);
+    assert_int_equal(planned->rows[0].first_scored, 20);
+
+    /* No step holds it; then one does, but it was preempted before. */
+    scheduler_restart(&stage.scheduler, &first, 40, 20);
+    assert_true(first.slot == -1 && !first.is_spoilt);
+    plan(&stage, 0);
+    struct sequence urgent[3];
+    for (int32_t i = 0; i < 3; i++) {
+        urgent[i] = sequence_of(20, 60);
+        urgent[i].priority = 1000;
+        scheduler_add(&stage.scheduler, &urgent[i]);
+    }
+    plan(&stage, 1);
+    assert_true(first.is_preempted);
+    scheduler_restart(&stage.scheduler, &first, 40, 20);
+    assert_true(first.is_spoilt);
+    finish(&stage, 0);
+    assert_false(first.is_spoilt);
+    finish(&stage, 1);
+    for (int32_t i = 0; i < 3; i++) {
+        end(&stage, &urgent[i]);
+    }
+    planned = step(&stage);
+    ASSERT_ROW(planned->rows[0], &first, 16, 24, 1);
+    end(&stage, &first);
+    stage_close(&stage);
+}
+
 /* Catches: tokens of cached blocks that are computed again or that the history never gets, a prompt
  * without a token left to draw from, a scored position that is skipped, more ids for the history
  * than a step has room for; a cache that is not told of a preemption or an end. */
@@ -1425,6 +1492,7 @@ int run_scheduler_tests(void)
         cmocka_unit_test(test_low_priority_ends),
         cmocka_unit_test(test_cache),
         cmocka_unit_test(test_held),
+        cmocka_unit_test(test_restart),
         cmocka_unit_test(test_check_sees_damage),
     };
     return cmocka_run_group_tests_name("scheduler", tests, NULL, NULL);

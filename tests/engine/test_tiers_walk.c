@@ -6,8 +6,8 @@
 enum { NUM_WALKS = TEST_SANITIZED ? 8 : 40, LIFE_STEPS = 250, NUM_LIVES = 2 };
 
 /* Catches: a block of other contents, in a wrong place or before it is there, in a step, a tier or
- * after a restart; a request that waits for ever, or nobody runs although somebody waits; a block, a
- * pin, a slot or a user that is not given back. */
+ * after a restart; a request that waits for ever, or nobody runs although somebody waits; a block,
+ * a pin, a slot or a user that is not given back. */
 static void test_walk(void **state)
 {
     struct tiers_walk_totals totals = {0};

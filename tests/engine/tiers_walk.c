@@ -16,7 +16,9 @@
 #include "tests/test.h"
 
 enum {
-    TOKEN_WORDS = 32, /* of a token's place in a block */
+    TOKEN_WORDS = 32,                    /* of a token's place in a block */
+    NUM_LAYERS = 4,                      /* that a block is copied in, as if it had them */
+    HEAD_DIM = TOKEN_WORDS / NUM_LAYERS, /* fp32, one head, K and V */
     BLOCK_BYTES = KV_BLOCK_SIZE * TOKEN_WORDS * 8,
     MAX_TOKENS = 160, /* of a sequence */
     MAX_BLOCKS = (MAX_TOKENS + KV_BLOCK_SIZE - 1) / KV_BLOCK_SIZE,
@@ -60,11 +62,13 @@ struct walk_flight {
     struct step_plan plan;
     struct device_event *event;
     enum imbrex_status status; /* of its submission */
+    struct executor_waits waits;
     int64_t submit_ns;
     int32_t tables[MAX_RUNNING][MAX_BLOCKS];
     int32_t ids[MAX_RUNNING][MAX_TOKENS]; /* by row and position; -1: the host does not know it */
     uint64_t roots[MAX_RUNNING];
     int32_t draws[MAX_RUNNING][MAX_CHOICES];
+    bool is_wrong[MAX_RUNNING]; /* it read something else than what was to be there */
     int32_t pinned_blocks[MAX_RUNNING * MAX_BLOCKS];
     int32_t num_pinned_blocks;
 };
@@ -77,7 +81,7 @@ struct walk {
 
     /* Drawn once. */
     struct scheduler_options scheduler_options;
-    int32_t depth, max_tokens, num_blocks, num_slots, prefetch_percent;
+    int32_t depth, max_tokens, num_blocks, num_slots, prefetch_percent, num_groups;
     int32_t arrival_odds, end_odds, cancel_odds, evict_odds,
         fault_odds; /* one in so many; 0: never */
     int64_t tick_ns, patience_ns;
@@ -173,6 +177,7 @@ static void run_row(struct walk *walk, struct walk_flight *flight, int32_t row_i
     int32_t *history = walk->history[row->slot];
     int32_t end = row->position + row->num_tokens;
     uint64_t hash = flight->roots[row_idx];
+    flight->is_wrong[row_idx] = false;
     for (int32_t at = 0; at < end; at++) {
         int32_t id = flight->ids[row_idx][at];
         if (at < row->num_history || (at >= row->position && id >= 0)) {
@@ -182,7 +187,7 @@ static void run_row(struct walk *walk, struct walk_flight *flight, int32_t row_i
         hash = mix(hash, (uint64_t)history[at] + 1);
         uint64_t *place = place_at(walk, flight->tables[row_idx], at);
         if (at < row->position) {
-            CHECK(walk, holds(place, hash));
+            flight->is_wrong[row_idx] |= !holds(place, hash);
         } else {
             for (int32_t i = 0; i < TOKEN_WORDS; i++) {
                 place[i] = hash + (uint64_t)i;
@@ -269,6 +274,16 @@ static enum imbrex_status open_tiers(struct walk *walk, struct imbrex_error *err
                                    .remote = walk->has_remote ? &remote : NULL,
                                    .log = &walk->log},
         &walk->tiers.tiers, err));
+    prefix_tiers_set_groups(&walk->tiers,
+                            &(struct kv_view){.blocks = walk->blocks,
+                                              .block_bytes = BLOCK_BYTES,
+                                              .dtype = KV_DTYPE_F32,
+                                              .num_layers = NUM_LAYERS,
+                                              .num_kv_heads = 1,
+                                              .block_size = KV_BLOCK_SIZE,
+                                              .head_dim = HEAD_DIM},
+                            walk->num_groups);
+    walk->tiers.max_layered_ns = walk->num_groups % 2 == 0 ? 1000 * walk->tick_ns : 0;
     const struct kv_policy_functions *policy = kv_cache_policy(walk->prefix.cache)->functions;
     if (walk->prefetch_percent == 0 || policy->predict == NULL || policy->value == NULL) {
         return IMBREX_STATUS_OK;
@@ -655,6 +670,9 @@ static enum imbrex_status give_step(struct walk *walk, struct walk_flight *fligh
     if (one_in(walk, 4 * walk->fault_odds)) {
         device_fake_fail(walk->device, DEVICE_FAKE_FAULT_WORK, 1, IMBREX_STATUS_IO);
     }
+    for (int32_t i = 0; i < flight->waits.num_waits; i++) {
+        TRY(device_event_wait(walk->device, flight->waits.events[i], DEVICE_STREAM_STEP));
+    }
     TRY(device_run_async(walk->device, DEVICE_STREAM_STEP, run_step, flight));
     return device_event_record(walk->device, flight->event, DEVICE_STREAM_STEP);
 }
@@ -683,6 +701,8 @@ static bool submit_step(struct walk *walk)
         walk->num_flights++;
         flight->submit_ns = walk->now_ns;
         flight->status = prefix_tiers_start(&walk->tiers);
+        prefix_tiers_take_waits(&walk->tiers, &flight->waits);
+        walk->totals->num_layered += flight->waits.num_waits > 0;
         CHECK(walk, flight->status == IMBREX_STATUS_OK);
     }
     device_fake_fail(walk->device, DEVICE_FAKE_FAULT_CALL, 0, IMBREX_STATUS_OK);
@@ -708,7 +728,7 @@ static void take_row(struct walk *walk, const struct walk_flight *flight, int32_
     const struct step_row *row = &flight->plan.rows[row_idx];
     struct request_choice *choice = row->sequence->owner;
     struct imbrex_request *request = choice->request;
-    if (choice->finish_reason != IMBREX_FINISH_REASON_NONE) {
+    if (choice->finish_reason != IMBREX_FINISH_REASON_NONE || row->sequence->is_spoilt) {
         return;
     }
     for (; row->num_draws > 1 && request->max_output > 1 &&
@@ -758,8 +778,15 @@ static enum imbrex_status collect_step(struct walk *walk)
     if (status == IMBREX_STATUS_OK) {
         status = device_event_synchronize(walk->device, flight->event);
     }
+    if (status == IMBREX_STATUS_OK) {
+        prefix_tiers_collect(&walk->tiers, &walk->scheduler, &flight->plan);
+    } else {
+        prefix_tiers_step_failed(&walk->tiers);
+    }
     for (int32_t i = 0; status == IMBREX_STATUS_OK && i < flight->plan.num_rows; i++) {
         const struct step_row *row = &flight->plan.rows[i];
+        CHECK(walk, !flight->is_wrong[i] || row->sequence->is_spoilt);
+        walk->totals->num_spoilt += row->sequence->is_spoilt;
         prefix_insert(&walk->prefix, row,
                       walk->scheduler.block_tables + row->slot * walk->scheduler_options.max_blocks,
                       last->pinned_blocks, &last->num_pinned_blocks);
@@ -767,11 +794,11 @@ static enum imbrex_status collect_step(struct walk *walk)
     for (int32_t i = 0; status == IMBREX_STATUS_OK && i < flight->plan.num_rows; i++) {
         take_row(walk, flight, i);
     }
-    if (status == IMBREX_STATUS_OK) {
+    if (status != IMBREX_STATUS_OK) {
+        fail_step(walk, flight);
+    } else if (flight->waits.num_waits == 0) {
         prefix_tiers_observe_step(&walk->tiers, flight->plan.num_tokens,
                                   walk->now_ns - flight->submit_ns);
-    } else {
-        fail_step(walk, flight);
     }
     scheduler_finish_step(&walk->scheduler, &flight->plan);
     while (flight->num_pinned_blocks > 0) {
@@ -784,7 +811,8 @@ static enum imbrex_status collect_step(struct walk *walk)
 }
 
 /* Nothing runs. While somebody waits, that is for what comes up, and not for ever. The fetch whose
- * end it waited for may have been taken back at the end of the look; the next look begins its own. */
+ * end it waited for may have been taken back at the end of the look; the next look begins its own.
+ */
 static void idle(struct walk *walk)
 {
     bool is_moving = prefix_tiers_is_moving(&walk->tiers);
@@ -914,6 +942,7 @@ static void draw_walk(struct walk *walk)
     walk->patience_ns = patiences_ns[random_in(walk, 0, 3)];
     walk->hold_steps = count_hold_steps(walk);
     walk->policy = policies[one_in(walk, 2) ? random_in(walk, 5, 7) : random_in(walk, 0, 7)];
+    walk->num_groups = random_in(walk, 1, NUM_LAYERS);
     walk->prefetch_percent = one_in(walk, 4) ? 0 : random_in(walk, 1, 100);
     walk->num_slots = KV_TIERS_MIN_SLOTS + random_in(walk, 0, 40);
     walk->has_disk = one_in(walk, 2);
@@ -990,10 +1019,11 @@ void tiers_walk_print(const struct tiers_walk_totals *totals)
                   (long long)totals->num_held, 100 * totals->largest_share);
     print_message(
         "%lld blocks found, of them %lld from RAM, %lld from disk, %lld from a server; "
-        "%lld ahead, %lld of them used\n",
+        "%lld ahead, %lld of them used; %lld starts in layers, %lld rows spoilt\n",
         (long long)totals->num_found[KV_TIER_NONE], (long long)totals->num_found[KV_TIER_HOST],
         (long long)totals->num_found[KV_TIER_DISK], (long long)totals->num_found[KV_TIER_REMOTE],
-        (long long)totals->num_ahead, (long long)totals->num_ahead_used);
+        (long long)totals->num_ahead, (long long)totals->num_ahead_used,
+        (long long)totals->num_layered, (long long)totals->num_spoilt);
     print_message("faults: %lld copies, %lld of the disk, %lld of a server, %lld allocations, "
                   "%lld crashes\n",
                   (long long)totals->num_copy_faults, (long long)totals->num_disk_faults,

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A random walk of scheduler, pool, prefix cache and tiers, put together as the engine does it, on a
- * fake clock and a fake device whose copies come late: requests with common beginnings come, fork,
- * are preempted, cancelled or late; copies, steps, files, a server and allocations fail; the
+/* A random walk of scheduler, pool, prefix cache and tiers, put together as the engine does it, on
+ * a fake clock and a fake device whose copies come late: requests with common beginnings come,
+ * fork, are preempted, cancelled or late; copies, steps, files, a server and allocations fail; the
  * process ends and begins again, sometimes in the middle of a write.
  *
  * There is no model. Each token's place in a block holds a chained hash of the ids up to it and of
  * the request's salt, every step reads all places before its own, and what is drawn is a hash of
- * what was read: so a block that is another one, or was read too early or written too late, is seen.
+ * what was read: so a block that is another one, or was read too early or written too late, is
+ * seen.
  *
  * Waiting is bounded, in steps. With d steps in flight the first of all sequences has a row in one
  * of any d steps, but while it is held for what comes up, h steps at most (its patience over the
- * clock's shortest tick), or while blocks are pinned by promotions, that are over after s steps. So a
- * request of n choices, p prompt tokens and at most m tokens, whose rows have g tokens at least, is
- * over after
+ * clock's shortest tick), or while blocks are pinned by promotions, that are over after s steps. So
+ * a request of n choices, p prompt tokens and at most m tokens, whose rows have g tokens at least,
+ * is over after
  *   own = n * (d * (ceil(p / g) + m - p + 2) + h + s)
  * and the own bounds of all that come before it and live at the same time; a request that comes
  * before the first sequence makes that one begin anew. Nothing is ever idle for more than h + s
@@ -40,6 +41,7 @@ struct tiers_walk_totals {
     int64_t num_held;                /* steps in which the first request waited for its blocks */
     int64_t num_found[KV_NUM_TIERS]; /* blocks, by where they had been; NONE: the first tier */
     int64_t num_ahead, num_ahead_used;
+    int64_t num_layered, num_spoilt; /* starts while blocks came up; rows for which they did not */
     int64_t num_copy_faults, num_disk_faults, num_remote_faults, num_refused; /* allocations */
     int64_t num_crashes;
     double largest_share; /* of its bound that a request took */

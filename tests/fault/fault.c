@@ -90,6 +90,32 @@ int64_t fault_each_call(enum fault_kind kind, bool lasting, enum imbrex_status e
     }
 }
 
+int64_t fault_each_call_of_kept(enum fault_kind kind, bool must_end, enum imbrex_status expected,
+                                fault_kept_life *life, void *arg)
+{
+    for (int64_t num_failed = 0;; num_failed++) {
+        bool is_whole = false;
+        int64_t num_live_before = fault_num_live();
+        fault_arm(kind, num_failed + 1, false);
+        enum imbrex_status status = life(arg, false, &is_whole);
+        bool is_refused = fault_disarm();
+        if (fault_num_live() != num_live_before) {
+            fail_msg("call %ld failing: %ld allocations leaked", (long)num_failed + 1,
+                     (long)(fault_num_live() - num_live_before));
+        }
+        if (!is_refused) {
+            assert_int_equal(status, IMBREX_STATUS_OK);
+            assert_true(is_whole);
+            return num_failed;
+        }
+        if (must_end || status != IMBREX_STATUS_OK) {
+            assert_int_equal(status, expected);
+        }
+        assert_int_equal(life(arg, true, &is_whole), IMBREX_STATUS_OK);
+        assert_true(is_whole);
+    }
+}
+
 /* Counts a call and says whether it must fail. */
 static bool must_fail(enum fault_kind kind)
 {

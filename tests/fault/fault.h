@@ -32,4 +32,13 @@ typedef enum imbrex_status fault_life(void *arg);
 int64_t fault_each_call(enum fault_kind kind, bool is_lasting, enum imbrex_status expected,
                         fault_life *life, void *arg);
 
+/* The same of something that outlives its faults, such as a folder or a server. is_again: a life
+ * behind one in which a call failed, of which nothing may be left but what was kept. *is_whole:
+ * whether all was as it should be. */
+typedef enum imbrex_status fault_kept_life(void *arg, bool is_again, bool *is_whole);
+/* Lives with call 1, 2, 3, ... failing, each followed by one without, until one passes. Those that
+ * failed end with `expected`, or with OK if must_end is false; the others with OK, and whole. */
+int64_t fault_each_call_of_kept(enum fault_kind kind, bool must_end, enum imbrex_status expected,
+                                fault_kept_life *life, void *arg);
+
 #endif

@@ -18,9 +18,10 @@
 #include "kv/kv_pool.h"
 #include "kv/kv_remote.h"
 #include "kv/kv_remote_link.h"
+#include "kv_block.h"
 #include "tests/kv/fake_redis.h"
 
-enum { BLOCK_BYTES = 4096, NUM_BLOCKS = 6, WAIT_NS = 1000000, MAX_WAITS = 10000 };
+enum { NUM_BLOCKS = 6, WAIT_NS = 1000000, MAX_WAITS = 10000 };
 
 static pid_t start_server(int32_t *port)
 {
@@ -42,18 +43,6 @@ static pid_t start_server(int32_t *port)
     return pid;
 }
 
-static void make_block(int32_t i, struct kv_key *key, int32_t ids[KV_BLOCK_SIZE],
-                       unsigned char contents[BLOCK_BYTES])
-{
-    *key = (struct kv_key){{(uint64_t)i + 1, 7, 8, 9}};
-    for (int32_t j = 0; j < KV_BLOCK_SIZE; j++) {
-        ids[j] = i + j;
-    }
-    for (int32_t j = 0; j < BLOCK_BYTES; j++) {
-        contents[j] = (unsigned char)(i * 31 + j * 7 + j / 256);
-    }
-}
-
 static bool await(struct kv_remote *remote)
 {
     struct kv_remote_result result;
@@ -67,11 +56,13 @@ static bool await(struct kv_remote *remote)
     return false;
 }
 
-/* All blocks go there and come back. num_got: those that did. */
-static enum imbrex_status live(int32_t port, int32_t *num_got)
+/* All blocks go there and come back. port: of the server. */
+static enum imbrex_status live(void *port, bool is_again, bool *is_whole)
 {
+    int32_t num_got = 0;
+    (void)is_again;
     const struct kv_remote_url url = {
-        .host = "127.0.0.1", .port = port, .zstd_level = IMBREX_HAS_ZSTD};
+        .host = "127.0.0.1", .port = *(const int32_t *)port, .zstd_level = IMBREX_HAS_ZSTD};
     const struct kv_remote_options options = {.url = &url,
                                               .owner = {{1, 2, 3, 4}},
                                               .block_bytes = BLOCK_BYTES,
@@ -79,7 +70,7 @@ static enum imbrex_status live(int32_t port, int32_t *num_got)
                                               .max_retry_ms = 1};
     struct kv_remote *remote = NULL;
     struct imbrex_error err = {0};
-    *num_got = 0;
+    *is_whole = false;
     enum imbrex_status status = kv_remote_open(&options, &remote, &err);
     if (status != IMBREX_STATUS_OK) {
         assert_true(strlen(err.message) > 0);
@@ -96,11 +87,12 @@ static enum imbrex_status live(int32_t port, int32_t *num_got)
             }
         } else if (kv_remote_get(remote, &key, ids, found, i) && await(remote)) {
             assert_memory_equal(found, contents, BLOCK_BYTES);
-            (*num_got)++;
+            num_got++;
         }
         assert_true(kv_remote_check(remote));
     }
     kv_remote_close(remote);
+    *is_whole = num_got == NUM_BLOCKS;
     return IMBREX_STATUS_OK;
 }
 
@@ -109,30 +101,13 @@ static enum imbrex_status live(int32_t port, int32_t *num_got)
 static void test_memory(void **state)
 {
     (void)state;
-    int32_t port, num_got;
+    int32_t port;
     if (!kv_remote_link_is_built()) {
         skip();
     }
     pid_t server = start_server(&port);
-    for (int64_t num_failed = 0;; num_failed++) {
-        int64_t num_live = fault_num_live();
-        fault_arm(FAULT_MEMORY, num_failed + 1, false);
-        enum imbrex_status status = live(port, &num_got);
-        bool has_failed = fault_disarm();
-        if (fault_num_live() != num_live) {
-            fail_msg("call %ld failing: %ld allocations leaked", (long)num_failed + 1,
-                     (long)(fault_num_live() - num_live));
-        }
-        if (!has_failed) {
-            assert_int_equal(status, IMBREX_STATUS_OK);
-            assert_int_equal(num_got, NUM_BLOCKS);
-            assert_true(num_failed >= 20);
-            break;
-        }
-        assert_true(status == IMBREX_STATUS_OK || status == IMBREX_STATUS_OUT_OF_MEMORY);
-        assert_int_equal(live(port, &num_got), IMBREX_STATUS_OK);
-        assert_int_equal(num_got, NUM_BLOCKS);
-    }
+    assert_true(fault_each_call_of_kept(FAULT_MEMORY, false, IMBREX_STATUS_OUT_OF_MEMORY, live,
+                                        &port) >= 20);
     assert_int_equal(kill(server, SIGKILL), 0);
     assert_int_equal(waitpid(server, NULL, 0), server);
 }

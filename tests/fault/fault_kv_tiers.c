@@ -14,22 +14,11 @@
 #include "fault.h"
 #include "kv/kv_codec.h"
 #include "kv/kv_tiers.h"
+#include "kv_block.h"
 
 #define FOLDER TEST_BUILD_DIR "/tests/fault-kv-tiers"
 
-enum { BLOCK_BYTES = 4096, NUM_BLOCKS = 40, SLOTS = 4, WAIT_NS = 1000000000 };
-
-static void make_block(int32_t i, struct kv_key *key, int32_t ids[KV_BLOCK_SIZE],
-                       unsigned char contents[BLOCK_BYTES])
-{
-    *key = (struct kv_key){{(uint64_t)i + 1, 7, 8, 9}};
-    for (int32_t j = 0; j < KV_BLOCK_SIZE; j++) {
-        ids[j] = i + j;
-    }
-    for (int32_t j = 0; j < BLOCK_BYTES; j++) {
-        contents[j] = (unsigned char)(i * 31 + j * 7 + j / 256);
-    }
-}
+enum { NUM_BLOCKS = 40, SLOTS = 4, WAIT_NS = 1000000000 };
 
 /* How the disk tier is opened. A ring that is refused memory is done without. */
 static bool forbids_ring;
@@ -154,37 +143,25 @@ static void empty_folder(void)
     }
 }
 
+/* What was lost was lost; the folder is as good as before. */
+static enum imbrex_status live_over_folder(void *device, bool is_again, bool *is_whole)
+{
+    static _Alignas(4096) unsigned char blocks[NUM_BLOCKS * BLOCK_BYTES];
+    int32_t num_got;
+    if (!is_again) {
+        empty_folder();
+    }
+    enum imbrex_status status = live(device, blocks, &num_got);
+    *is_whole = num_got == NUM_BLOCKS;
+    return status;
+}
+
 static void fail_each(enum fault_kind kind, enum imbrex_status expected)
 {
     struct device *device;
-    static _Alignas(4096) unsigned char blocks[NUM_BLOCKS * BLOCK_BYTES];
-    int32_t num_got;
     assert_int_equal(device_cpu_create(&device, NULL), IMBREX_STATUS_OK);
-    for (int64_t num_failed = 0;; num_failed++) {
-        empty_folder();
-        int64_t num_live = fault_num_live();
-        fault_arm(kind, num_failed + 1, false);
-        enum imbrex_status status = live(device, blocks, &num_got);
-        bool has_failed = fault_disarm();
-        if (fault_num_live() != num_live) {
-            fail_msg("call %ld failing: %ld allocations leaked", (long)num_failed + 1,
-                     (long)(fault_num_live() - num_live));
-        }
-        if (!has_failed) {
-            assert_int_equal(status, IMBREX_STATUS_OK);
-            assert_int_equal(num_got, NUM_BLOCKS);
-            assert_true(num_failed >= 20);
-            break;
-        }
-        if (kind == FAULT_MEMORY && forbids_ring) {
-            assert_int_equal(status, expected);
-        } else if (status != IMBREX_STATUS_OK) {
-            assert_int_equal(status, expected);
-        }
-        /* What was lost, was lost; the folder is as good as before. */
-        assert_int_equal(live(device, blocks, &num_got), IMBREX_STATUS_OK);
-        assert_int_equal(num_got, NUM_BLOCKS);
-    }
+    assert_true(fault_each_call_of_kept(kind, kind == FAULT_MEMORY && forbids_ring, expected,
+                                        live_over_folder, device) >= 20);
     device_destroy(device);
 }
 

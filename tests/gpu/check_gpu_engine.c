@@ -38,6 +38,8 @@ struct mix {
     bool has_cache;
     size_t kv_host_bytes;
     const char *kv_disk_path; /* NULL: none */
+    int32_t num_groups;       /* of layers that come up one behind the other; 0: as it is */
+    bool evicts;              /* all that is idle goes down after each step */
 };
 
 static const struct mix roomy = {.device = "cuda",
@@ -88,6 +90,10 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     options.kv_disk_bytes = mix->kv_disk_path != NULL ? (size_t)2 << 30 : 0;
     golden_check(imbrex_engine_create(model, &options, &engine, &err), &err);
     engine->tiers.patience_ns = INT64_MAX;
+    if (mix->num_groups > 0) {
+        prefix_tiers_set_groups(&engine->tiers, executor_kv(engine->executor), mix->num_groups);
+        engine->tiers.max_layered_ns = INT64_MAX;
+    }
     return engine;
 }
 
@@ -150,6 +156,9 @@ static struct imbrex_engine_metrics run_mix(struct imbrex_model *model, const st
             num_submitted++;
         }
         golden_check(imbrex_engine_step(engine, &has_work, &err), &err);
+        if (mix->evicts) {
+            kv_cache_clear(engine->prefix.cache, 0);
+        }
     }
     assert_true(scheduler_check(&engine->scheduler));
     assert_true(kv_pool_check(&engine->kv_pool));
@@ -296,13 +305,10 @@ static void empty_folder(void)
     }
 }
 
-static void check_tiers(const char *path, enum imbrex_compute compute, size_t kv_host_bytes,
-                        int32_t num_cases)
+/* Prompts that begin alike. */
+static struct request_case *create_alike(const struct imbrex_model *model, int32_t num_cases)
 {
-    struct imbrex_model *model = open_model(path);
     struct request_case *cases = create_cases(model, num_cases, 7, false);
-    struct mix alone = roomy, few = tight;
-    /* Prompts that begin alike. */
     for (int32_t i = 3; i < num_cases; i++) {
         int32_t num_ids = cases[i].options.num_prompt_ids;
         int32_t num_shared = cases[i % 3].options.num_prompt_ids;
@@ -310,6 +316,15 @@ static void check_tiers(const char *path, enum imbrex_compute compute, size_t kv
         memcpy(cases[i].prompt_ids, cases[i % 3].prompt_ids,
                (size_t)num_shared * sizeof(*cases[i].prompt_ids));
     }
+    return cases;
+}
+
+static void check_tiers(const char *path, enum imbrex_compute compute, size_t kv_host_bytes,
+                        int32_t num_cases)
+{
+    struct imbrex_model *model = open_model(path);
+    struct request_case *cases = create_alike(model, num_cases);
+    struct mix alone = roomy, few = tight;
     alone.compute = few.compute = compute;
     alone.kv_cache_tokens = 4 * CONTEXT_SIZE;
     few.kv_cache_tokens = CONTEXT_SIZE + 160;
@@ -341,6 +356,41 @@ static void test_tiers(void **state)
     check_tiers(STORIES, IMBREX_COMPUTE_F32, (size_t)4 << 20, MAX_CASES);
     check_tiers(STORIES, IMBREX_COMPUTE_BF16, (size_t)4 << 20, MAX_CASES);
     check_tiers(RANDOM_SMALL, IMBREX_COMPUTE_BF16, (size_t)16 << 20, MAX_CASES);
+}
+
+static void check_layers(const char *path, enum imbrex_compute compute, int32_t num_cases)
+{
+    struct imbrex_model *model = open_model(path);
+    struct request_case *cases = create_alike(model, num_cases);
+    struct mix alone = roomy, layered = roomy;
+    alone.compute = layered.compute = compute;
+    alone.kv_cache_tokens = 4 * CONTEXT_SIZE;
+    layered.kv_host_bytes = (size_t)256 << 20;
+    layered.num_at_once = 1;
+    layered.evicts = true;
+    run_alone(model, &alone, cases, num_cases);
+    for (layered.num_groups = 2; layered.num_groups <= 3; layered.num_groups++) {
+        struct imbrex_engine_metrics metrics = run_mix(model, &layered, cases, num_cases);
+        compare_cases(cases, num_cases);
+        printf("%s: %llu starts in %d groups of layers, %llu tokens from RAM\n", path,
+               (unsigned long long)metrics.num_kv_layered, (int)layered.num_groups,
+               (unsigned long long)metrics.num_host_tokens);
+        assert_true(metrics.num_kv_layered > 0);
+        assert_int_equal(metrics.num_kv_faults, 0);
+    }
+    destroy_cases(cases, num_cases);
+    imbrex_model_close(model);
+}
+
+/* Catches: kernels of a layer that read blocks before its group has come up, where kernels begin
+ * before those in front of them have ended too. */
+static void test_layers(void **state)
+{
+    (void)state;
+    check_layers(STORIES, IMBREX_COMPUTE_F32, MAX_CASES);
+    check_layers(STORIES, IMBREX_COMPUTE_BF16, MAX_CASES);
+    check_layers(RANDOM_SMALL, IMBREX_COMPUTE_BF16, MAX_CASES);
+    check_layers(RANDOM_LARGE, IMBREX_COMPUTE_BF16, MAX_CASES);
 }
 
 /* ---- against the CPU ---- */
@@ -878,7 +928,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_overlap),       cmocka_unit_test(test_steady_step),
         cmocka_unit_test(test_lost_device),   cmocka_unit_test(test_too_large),
         cmocka_unit_test(test_device_names),  cmocka_unit_test(test_tiers),
-        cmocka_unit_test(test_kv_dtypes),
+        cmocka_unit_test(test_kv_dtypes),     cmocka_unit_test(test_layers),
     };
     struct imbrex_error err = {0};
     struct device *device = NULL;

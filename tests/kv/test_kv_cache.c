@@ -509,6 +509,47 @@ static void test_promote(void **state)
     tear_down(&stage);
 }
 
+/* Catches: a block that came up under a request and stands where its parent is not, or twice, that
+ * is not in use, is not the request's, or counts as computed. */
+static void test_promote_for(void **state)
+{
+    (void)state;
+    struct stage stage;
+    struct actor actor, other;
+    int32_t blocks[2];
+    set_up(&stage, 6, 3);
+    run(&stage, "a");
+    arrive(&stage, &actor, "abcd", 0);
+    arrive(&stage, &other, "abc", 1);
+    admit(&stage, &actor);
+    assert_int_equal(actor.request.num_blocks, 1);
+    for (int32_t i = 0; i < 2; i++) {
+        assert_int_equal(kv_pool_acquire(&stage.pool, &blocks[i]), IMBREX_STATUS_OK);
+    }
+    assert_true(kv_cache_promote_for(stage.cache, &actor.request, &actor.keys[1],
+                                     &actor.token_ids[BLOCK_SIZE], blocks[0], false, 0));
+    assert_false(kv_cache_promote_for(stage.cache, &actor.request, &actor.keys[1],
+                                      &actor.token_ids[BLOCK_SIZE], blocks[1], false, 0));
+    assert_true(kv_cache_promote_for(stage.cache, &actor.request, &actor.keys[2],
+                                     &actor.token_ids[2 * BLOCK_SIZE], blocks[1], true, 0));
+    assert_true(kv_cache_check(stage.cache));
+    assert_int_equal(actor.request.num_blocks, 3);
+    assert_int_equal(actor.blocks[2], blocks[1]);
+    assert_int_equal(kv_cache_parent(stage.cache, blocks[1]), blocks[0]);
+    assert_int_equal(kv_cache_wanted(stage.cache, blocks[1]), 1);
+    assert_int_equal(stage.pool.num_users[blocks[0]], 1);
+    assert_int_equal(metrics_of(&stage).num_promoted, 2);
+    assert_int_equal(metrics_of(&stage).num_hit, 2); /* "a" and what is not recomputed */
+    admit(&stage, &other);
+    assert_int_equal(other.request.num_blocks, 3);
+    fill(&stage, &actor);
+    assert_int_equal(metrics_of(&stage).num_inserted, 2);
+    finish(&stage, &other);
+    finish(&stage, &actor);
+    assert_int_equal(match(&stage, "abcd"), 4);
+    tear_down(&stage);
+}
+
 /* ---- what the policy hears ------------------------------------------------------------------- */
 
 /* The policy's pointer leads to its cache and to nothing of the test's, so what is heard lies in
@@ -1261,6 +1302,7 @@ int run_kv_cache_tests(void)
         cmocka_unit_test(test_wanted),
         cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_promote),
+        cmocka_unit_test(test_promote_for),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_check_sees_damage),
         cmocka_unit_test(test_create_and_destroy),

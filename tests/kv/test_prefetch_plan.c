@@ -218,8 +218,8 @@ static int32_t run_predictions(struct prefetch_planner *planner, int64_t begin_n
     return num_planned;
 }
 
-/* Catches: wrong predictions that fill an idle link for ever, right ones that are held back, a
- * waiting request that pays for them. */
+/* Catches: wrong predictions that fill an idle link for ever, right ones that are held back, or
+ * never tried again after many wrong ones, a waiting request that pays for them. */
 static void test_credit(void **state)
 {
     (void)state;
@@ -230,12 +230,17 @@ static void test_credit(void **state)
     struct prefetch_planner *planner = make_planner(100, 1000);
     struct prefetch_step step;
     int32_t num_steps;
-    assert_in_range(run_predictions(planner, 0, COUNT, INT32_MAX), PREFETCH_CREDIT_BLOCKS + 98,
-                    PREFETCH_CREDIT_BLOCKS + 100);
+    /* One more after twice as long each time. */
+    assert_in_range(run_predictions(planner, 0, COUNT, INT32_MAX), PREFETCH_CREDIT_BLOCKS + 4,
+                    PREFETCH_CREDIT_BLOCKS + 10);
     assert_int_equal(
         prefetch_plan(planner, 100 * COUNT - 50, &waiting, 1, NULL, 0, 1, &step, 1, &num_steps),
         IMBREX_STATUS_OK);
     assert_int_equal(num_steps, 1);
+    prefetch_used(planner, key);
+    assert_int_equal(run_predictions(planner, INT64_C(100) * PREFETCH_MAX_RENEWAL_BLOCKS, COUNT,
+                                     PREFETCH_CREDIT_OF_USE - 1),
+                     COUNT);
     prefetch_planner_destroy(planner);
     planner = make_planner(100, 1000);
     assert_int_equal(run_predictions(planner, 0, COUNT, PREFETCH_CREDIT_OF_USE), COUNT);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A million steps of scheduler, pool, prefix cache and tiers (tests/engine/tiers_walk.h), with
- * allocations that fail. `soak_tiers [STEPS [SEED]]`: so many steps, walks from that seed on. A walk
- * that fails says its seed; `soak_tiers 1 SEED` repeats it.
+ * allocations that fail. `soak_tiers [STEPS [SEED]]`: so many steps, walks from that seed on. A
+ * walk that fails says its seed; `soak_tiers 1 SEED` repeats it, but for what threads do first.
  *
- * Catches: what test_tiers_walk.c catches, where it needs rare meetings of events, and memory that is
- * not given back. */
+ * Catches: what test_tiers_walk.c catches, where it needs rare meetings of events, and memory that
+ * is not given back. */
 #include <stdio.h>
 #include <stdlib.h>
 

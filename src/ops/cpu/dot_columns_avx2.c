@@ -31,13 +31,15 @@
 #define GROUP_COLS 16
 #define HALVES 2 /* of a group: what one vector holds */
 #define WORDS 4  /* of 32 bits, of a row in half of a vector */
-#define FEW_MAX_ROWS 4
-#define FEW_MAX_GROUPS 2
+#define FEW_MAX_ROWS 8
 #define TILE_MAX_ROWS 6
 /* Prefetched lines in a step, of as many places. */
 #define TILE_AHEADS 8
 /* What memory delivers while a line is on its way, for each of the rows of a group. */
 #define AHEAD_ROW_BYTES 1024
+/* Of few rows of activations: streams of weights, and the most that is ahead of a row's use. */
+#define AHEAD_ROWS 4
+#define MAX_RUN_BYTES 2560
 /* Six rows of activations take a third of L1. */
 #define MAX_BLOCK_K 448
 #define PANEL_BYTES (256 * 1024)
@@ -52,7 +54,7 @@ _Static_assert(FEW_PANEL_GROUPS *MAX_BLOCK_K *GROUP_COLS * sizeof(float) <= PANE
                "the narrowest panel");
 
 /* X(num_rows): the tiles of few rows, and those of many. */
-#define FEW_SHAPES(X) X(1) X(2) X(3) X(4)
+#define FEW_SHAPES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #define TILE_SHAPES(X) X(3) X(4) X(5) X(6)
 
 static int64_t min_of(int64_t a, int64_t b)
@@ -94,13 +96,11 @@ static int64_t group_cols(const struct dot_job *job)
     return GROUP_COLS / job->num_matrices;
 }
 
-/* Columns [col, col + group_cols), of which those before `end` exist, from element k on. From `end`
- * on, the last column. */
+/* Columns [col, col + group_cols), of which those before `end` exist, from element k on. */
 static struct group group_at(const struct dot_job *job, int64_t col, int64_t end, int64_t k)
 {
     int64_t row_bytes = job->num_elements * element_bytes_of(job), width = group_cols(job);
     struct group group;
-    col = min_of(col, end - 1);
     for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
         const unsigned char *at =
             job->weights[matrix] + col * row_bytes + k * element_bytes_of(job);
@@ -176,13 +176,13 @@ struct rest {
     unsigned char rows[GROUP_COLS][2 * VEC_LANES * sizeof(float)];
 };
 
-static struct group copy_rest(const struct group *group, int64_t offset, int64_t num_bytes,
-                              struct rest *rest)
+static struct group copy_rest(const unsigned char *const *rows, int num_rows, int64_t offset,
+                              int64_t num_bytes, struct rest *rest)
 {
     struct group copied;
     memset(rest, 0, sizeof(*rest));
-    for (int row = 0; row < GROUP_COLS; row++) {
-        memcpy(rest->rows[row], group->rows[row] + offset, (size_t)num_bytes);
+    for (int row = 0; row < num_rows; row++) {
+        memcpy(rest->rows[row], rows[row] + offset, (size_t)num_bytes);
         copied.rows[row] = rest->rows[row];
     }
     return copied;
@@ -197,58 +197,93 @@ VEC_INLINE void prefetch_rows(const struct group *group, int64_t offset)
     }
 }
 
-/* The first weights of a piece, which nobody has asked for. */
-static void prefetch_begin(const struct group *group, int64_t num_bytes)
+/* ---- few rows -------------------------------------------------------------------------------- */
+
+/* Weights that come into L2 while others are at work: the rows of a group four at a time, a line of
+ * each in turn; long ones cut into runs. Memory gives these four streams faster than a line of all
+ * rows in turn, and one after the other, since a burst would fill the queue of misses. */
+struct ahead_runs {
+    const struct dot_job *job;
+    int64_t row_bytes, run_bytes, end; /* of columns */
+    int64_t col, run_at;               /* the group, and the run in its rows */
+    int32_t row;                       /* the first of four */
+    /* Lines of the run in these rows, from `at` on. */
+    int32_t num_left;
+    uintptr_t at;
+    int64_t stride_bytes;
+};
+
+static void begin_rows(struct ahead_runs *ahead)
 {
-    for (int64_t offset = 0; offset < num_bytes; offset += LINE_BYTES) {
-        prefetch_rows(group, offset);
+    int64_t width = group_cols(ahead->job), col = ahead->col + ahead->row % width;
+    int64_t num_bytes = min_of(ahead->run_bytes, ahead->row_bytes - ahead->run_at);
+    /* At the end what is there already. */
+    int64_t offset = min_of(col, ahead->end - 1) * ahead->row_bytes + ahead->run_at;
+    ahead->stride_bytes = col + AHEAD_ROWS <= ahead->end ? ahead->row_bytes : 0;
+    ahead->at = (uintptr_t)ahead->job->weights[ahead->row / width] + (uintptr_t)offset;
+    ahead->num_left = (int32_t)divide_up(num_bytes, LINE_BYTES);
+}
+
+/* The first run behind one of the group that begins with a column. */
+static void begin_runs(struct ahead_runs *ahead, int64_t col, int64_t run_at)
+{
+    bool is_last = run_at + ahead->run_bytes >= ahead->row_bytes;
+    ahead->col = is_last ? col + group_cols(ahead->job) : col;
+    ahead->run_at = is_last ? 0 : run_at + ahead->run_bytes;
+    ahead->row = 0;
+    begin_rows(ahead);
+}
+
+VEC_INLINE void prefetch_lines(struct ahead_runs *ahead)
+{
+    VEC_UNROLL
+    for (int row = 0; row < AHEAD_ROWS; row++) {
+        _mm_prefetch((const char *)(ahead->at + (uintptr_t)(row * ahead->stride_bytes)),
+                     _MM_HINT_T1);
+    }
+    ahead->at += LINE_BYTES;
+    if (--ahead->num_left == 0) {
+        ahead->row += AHEAD_ROWS;
+        if (ahead->row < GROUP_COLS) {
+            begin_rows(ahead);
+        } else {
+            begin_runs(ahead, ahead->col, ahead->run_at);
+        }
     }
 }
 
-/* ---- few rows -------------------------------------------------------------------------------- */
-
-/* Groups and a block of k against few rows. */
+/* A group, or half of it, and a block of k against few rows. */
 struct few_rows {
     const unsigned char *a; /* [num_rows], a_stride_bytes apart */
     int64_t a_stride_bytes;
-    struct group groups[FEW_MAX_GROUPS];
+    const unsigned char *const *rows; /* of weights, eight for each half */
     int64_t num_elements;
-    /* Of a row from this block on; and of the rows between a row and that in its place in the next
-     * groups. */
-    int64_t bytes_left, skipped_bytes;
-    float *sums; /* [num_groups][num_rows][GROUP_COLS] */
+    struct ahead_runs *ahead;
+    float *sums; /* [num_rows], GROUP_COLS apart */
     bool is_resumed;
 };
 
-/* One or two rows meet two groups at once: more sums that do not wait for each other. */
-VEC_INLINE int few_groups(int num_rows)
+/* Halves of a group that are taken together: sums and what is turned have to fit the registers. */
+VEC_INLINE int few_halves(int num_rows)
 {
-    return num_rows <= 2 ? 2 : 1;
+    return num_rows <= 4 ? HALVES : 1;
 }
 
-/* Where to prefetch beside `offset`: further on in the same rows, then in those of the next group. */
-static inline int64_t few_ahead(const struct few_rows *few, int64_t offset)
-{
-    int64_t ahead = offset + AHEAD_ROW_BYTES;
-    return ahead < few->bytes_left ? ahead : ahead + few->skipped_bytes;
-}
-
-/* Eight elements, or the first num_left of them where `is_rest`, of a group. */
+/* Eight elements, or the first num_left of them where `is_rest`. */
 VEC_INLINE void few_step(enum dtype dtype, const unsigned char *a, int64_t a_stride_bytes,
-                         const struct group *group, int num_rows, int64_t offset, bool is_rest,
-                         int64_t num_left, __m256 *sums)
+                         const unsigned char *const *rows, int num_rows, int64_t offset,
+                         bool is_rest, int64_t num_left, __m256 *sums)
 {
-    const int num_elements = elements_of_word(dtype);
-    const int width = num_rows == 1 ? HALVES : 1; /* halves at once, as registers allow */
+    const int num_elements = elements_of_word(dtype), num_halves = few_halves(num_rows);
+    const int width = num_rows == 1 ? HALVES : 1; /* halves in turns: chains that overlap */
     VEC_UNROLL
-    for (int half = 0; half < HALVES; half += width) {
+    for (int half = 0; half < num_halves; half += width) {
         VEC_UNROLL
         for (int part = 0; part < VEC_LANES / WORDS / num_elements; part++) {
             __m256i words[HALVES][WORDS];
             VEC_UNROLL
             for (int idx = 0; idx < width; idx++) {
-                const unsigned char *const *rows = group->rows + (half + idx) * VEC_LANES;
-                turn_part(dtype, rows, offset, part, words[idx]);
+                turn_part(dtype, rows + (half + idx) * VEC_LANES, offset, part, words[idx]);
             }
             VEC_UNROLL
             for (int element = 0; element < WORDS * num_elements; element++) {
@@ -262,7 +297,7 @@ VEC_INLINE void few_step(enum dtype dtype, const unsigned char *a, int64_t a_str
                     __m256 value = vec_broadcast_here((const float *)(const void *)from + k);
                     VEC_UNROLL
                     for (int idx = 0; idx < width; idx++) {
-                        __m256 *sum = &sums[row * HALVES + half + idx];
+                        __m256 *sum = &sums[row * num_halves + half + idx];
                         *sum = vec_add_product(*sum, value,
                                                element_of_word(dtype,
                                                                words[idx][element / num_elements],
@@ -276,44 +311,36 @@ VEC_INLINE void few_step(enum dtype dtype, const unsigned char *a, int64_t a_str
 
 VEC_INLINE void few_compute(enum dtype dtype, const struct few_rows *few, int num_rows)
 {
-    const int64_t element_bytes = dtype == DTYPE_F32 ? 4 : 2;
-    const int num_groups = few_groups(num_rows), num_sums = num_rows * HALVES;
+    const int element_bytes = dtype == DTYPE_F32 ? 4 : 2, step_bytes = VEC_LANES * element_bytes;
+    const int num_halves = few_halves(num_rows), num_sums = num_rows * num_halves;
+    const int step_lines = num_halves * VEC_LANES * step_bytes / LINE_BYTES;
     const unsigned char *a = few->a;
-    int64_t k = 0, num_elements = few->num_elements, a_stride_bytes = few->a_stride_bytes;
-    __m256 sums[FEW_MAX_GROUPS * FEW_MAX_ROWS * HALVES];
+    int64_t num_left = few->num_elements, offset = 0;
+    __m256 sums[FEW_MAX_ROWS];
     VEC_UNROLL
-    for (int idx = 0; idx < num_groups * num_sums; idx++) {
+    for (int idx = 0; idx < num_sums; idx++) {
         sums[idx] = _mm256_setzero_ps();
     }
-    for (; k + VEC_LANES <= num_elements; k += VEC_LANES, a += VEC_LANES * sizeof(float)) {
-        int64_t offset = k * element_bytes;
-        if (offset % LINE_BYTES == 0) {
-            int64_t ahead = few_ahead(few, offset);
-            VEC_UNROLL
-            for (int group = 0; group < num_groups; group++) {
-                prefetch_rows(&few->groups[group], ahead);
-            }
+    for (; num_left >= VEC_LANES; num_left -= VEC_LANES, offset += step_bytes) {
+        /* As many lines as a step reads, or as two steps do. */
+        if (step_lines >= AHEAD_ROWS || offset / step_bytes % 2 == 0) {
+            prefetch_lines(few->ahead);
         }
-        VEC_UNROLL
-        for (int group = 0; group < num_groups; group++) {
-            few_step(dtype, a, a_stride_bytes, &few->groups[group], num_rows, offset, false, 0,
-                     sums + group * num_sums);
+        if (step_lines > AHEAD_ROWS) {
+            prefetch_lines(few->ahead);
         }
+        few_step(dtype, a, few->a_stride_bytes, few->rows, num_rows, offset, false, 0, sums);
+        a += VEC_LANES * sizeof(float);
     }
-    if (k < num_elements) {
-        int64_t num_left = num_elements - k;
-        VEC_UNROLL
-        for (int group = 0; group < num_groups; group++) {
-            struct rest rest;
-            struct group copied =
-                copy_rest(&few->groups[group], k * element_bytes, num_left * element_bytes, &rest);
-            few_step(dtype, a, a_stride_bytes, &copied, num_rows, 0, true, num_left,
-                     sums + group * num_sums);
-        }
+    if (num_left > 0) {
+        struct rest rest;
+        struct group copied =
+            copy_rest(few->rows, num_halves * VEC_LANES, offset, num_left * element_bytes, &rest);
+        few_step(dtype, a, few->a_stride_bytes, copied.rows, num_rows, 0, true, num_left, sums);
     }
     VEC_UNROLL
-    for (int idx = 0; idx < num_groups * num_sums; idx++) {
-        float *at = few->sums + idx * VEC_LANES;
+    for (int idx = 0; idx < num_sums; idx++) {
+        float *at = few->sums + idx / num_halves * GROUP_COLS + idx % num_halves * VEC_LANES;
         _mm256_store_ps(at,
                         few->is_resumed ? _mm256_add_ps(_mm256_load_ps(at), sums[idx]) : sums[idx]);
     }
@@ -355,30 +382,35 @@ static void store_group(const struct dot_job *job, const float *sums, int64_t fi
 
 static void compute_few_rows(const struct dot_job *job, float *sums, int64_t begin, int64_t end)
 {
-    const int64_t element_bytes = element_bytes_of(job), width = group_cols(job);
-    const int64_t row_bytes = job->num_elements * element_bytes, block_k = block_k_of(job);
-    const int num_groups = few_groups(job->num_tokens);
-    struct few_rows few = {.a_stride_bytes = job->a_stride_bytes,
-                           .skipped_bytes = (num_groups * width - 1) * row_bytes,
-                           .sums = sums};
-    for (int64_t col = begin; col < end; col += num_groups * width) {
+    const int64_t element_bytes = element_bytes_of(job), block_k = block_k_of(job);
+    const int64_t row_bytes = job->num_elements * element_bytes;
+    const int num_halves = few_halves(job->num_tokens);
+    struct group group = group_at(job, begin, end, 0);
+    struct ahead_runs ahead = {
+        .job = job,
+        .row_bytes = row_bytes,
+        .run_bytes =
+            round_up(divide_up(row_bytes, divide_up(row_bytes, MAX_RUN_BYTES)), LINE_BYTES),
+        .end = end};
+    struct few_rows few = {.a_stride_bytes = job->a_stride_bytes, .ahead = &ahead};
+    /* Nobody has asked for these. */
+    for (int64_t at = 0; at < min_of(row_bytes, ahead.run_bytes); at += LINE_BYTES) {
+        prefetch_rows(&group, at);
+    }
+    for (int64_t col = begin; col < end; col += group_cols(job)) {
+        begin_runs(&ahead, col, 0);
         for (int64_t k = 0; k < job->num_elements; k += block_k) {
-            for (int group = 0; group < num_groups; group++) {
-                few.groups[group] = group_at(job, col + group * width, end, k);
-                if (col == begin && k == 0) {
-                    prefetch_begin(&few.groups[group], min_of(row_bytes, AHEAD_ROW_BYTES));
-                }
-            }
+            group = group_at(job, col, end, k);
             few.a = (const unsigned char *)job->a + k * (int64_t)sizeof(float);
             few.num_elements = min_of(block_k, job->num_elements - k);
-            few.bytes_left = row_bytes - k * element_bytes;
             few.is_resumed = k > 0;
-            few_fns[job->dtype][job->num_tokens](&few);
+            for (int half = 0; half < HALVES; half += num_halves) {
+                few.rows = group.rows + half * VEC_LANES;
+                few.sums = sums + half * VEC_LANES;
+                few_fns[job->dtype][job->num_tokens](&few);
+            }
         }
-        for (int group = 0; group < num_groups && col + group * width < end; group++) {
-            store_group(job, sums + group * job->num_tokens * GROUP_COLS, 0, job->num_tokens,
-                        col + group * width, end);
-        }
+        store_group(job, sums, 0, job->num_tokens, col, end);
     }
 }
 
@@ -566,8 +598,8 @@ VEC_INLINE void fill_group(enum dtype dtype, const struct group *group, int64_t 
     }
     if (k < num_k) {
         struct rest rest;
-        struct group copied =
-            copy_rest(group, k * element_bytes, (num_k - k) * element_bytes, &rest);
+        struct group copied = copy_rest(group->rows, GROUP_COLS, k * element_bytes,
+                                        (num_k - k) * element_bytes, &rest);
         fill_step(dtype, &copied, 0, true, num_k - k, to);
     }
 }

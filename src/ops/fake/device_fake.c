@@ -82,6 +82,7 @@ struct device_fake {
     struct device_event *events;
     struct fake_allocation *allocations;
     struct fake_fault faults[DEVICE_FAKE_FAULT_COUNT];
+    enum device_stream aim; /* where they happen; DEVICE_STREAM_COUNT: anywhere */
     uint64_t random_state;
     int64_t num_failures;
     int64_t num_launches;           /* of graphs */
@@ -113,10 +114,11 @@ static struct fake_copy *copies_of(struct fake_item *item)
 }
 
 static bool is_fault_due(struct device_fake *fake, enum device_fake_fault fault,
-                         enum imbrex_status *status)
+                         enum device_stream stream, enum imbrex_status *status)
 {
     struct fake_fault *armed = &fake->faults[fault];
-    if (armed->countdown == 0 || --armed->countdown > 0) {
+    bool is_aimed = fake->aim == DEVICE_STREAM_COUNT || fake->aim == stream;
+    if (!is_aimed || armed->countdown == 0 || --armed->countdown > 0) {
         return false;
     }
     *status = armed->status;
@@ -173,7 +175,8 @@ static bool is_head_waiting(const struct device_fake *fake, enum device_stream s
 }
 
 /* One of the item's copies, whichever. Returns whether it was done. */
-static enum imbrex_status move_copies(struct device_fake *fake, struct fake_item *item)
+static enum imbrex_status move_copies(struct device_fake *fake, enum device_stream stream,
+                                      struct fake_item *item)
 {
     enum imbrex_status status = IMBREX_STATUS_OK;
     struct fake_copy *copies = copies_of(item);
@@ -184,7 +187,8 @@ static enum imbrex_status move_copies(struct device_fake *fake, struct fake_item
         copies[i].is_poisoned = true;
     }
     struct fake_copy *chosen = &copies[random_below(fake, (uint32_t)item->num_copies)];
-    if (!is_fault_due(fake, DEVICE_FAKE_FAULT_COPY, &status) && chosen->copy.num_bytes > 0) {
+    if (!is_fault_due(fake, DEVICE_FAKE_FAULT_COPY, stream, &status) &&
+        chosen->copy.num_bytes > 0) {
         memcpy(chosen->copy.destination, chosen->copy.source, chosen->copy.num_bytes);
     }
     *chosen = copies[--item->num_copies];
@@ -206,8 +210,9 @@ static void move_stream(struct device_fake *fake, enum device_stream stream)
     }
     struct fake_item *item = &queue->items[queue->begin];
     if (item->kind == ITEM_COPIES) {
-        status = move_copies(fake, item);
-    } else if (item->kind == ITEM_WORK && !is_fault_due(fake, DEVICE_FAKE_FAULT_WORK, &status)) {
+        status = move_copies(fake, stream, item);
+    } else if (item->kind == ITEM_WORK &&
+               !is_fault_due(fake, DEVICE_FAKE_FAULT_WORK, stream, &status)) {
         fake->is_working = true;
         status = item->work(item->arg, NULL);
         fake->is_working = false;
@@ -230,11 +235,11 @@ static void move_some(struct device_fake *fake)
 }
 
 /* Every call that gives something begins with it. */
-static enum imbrex_status begin_call(struct device_fake *fake)
+static enum imbrex_status begin_call(struct device_fake *fake, enum device_stream stream)
 {
     enum imbrex_status status;
     assert(!fake->is_working);
-    if (!is_fault_due(fake, DEVICE_FAKE_FAULT_CALL, &status)) {
+    if (!is_fault_due(fake, DEVICE_FAKE_FAULT_CALL, stream, &status)) {
         return IMBREX_STATUS_OK;
     }
     if (status == IMBREX_STATUS_DEVICE) {
@@ -342,7 +347,7 @@ static enum imbrex_status fake_copy_batch_async(struct device *device, enum devi
     struct device_fake *fake = device_fake_of(device);
     struct fake_item item = {.kind = ITEM_COPIES, .num_copies = num_copies};
     assert(copies_are_independent(copies, num_copies));
-    TRY(begin_call(fake));
+    TRY(begin_call(fake, stream));
     if (num_copies > 1) {
         item.copies = malloc((size_t)num_copies * sizeof(*item.copies));
         if (item.copies == NULL) {
@@ -370,7 +375,7 @@ static enum imbrex_status fake_run_async(struct device *device, enum device_stre
                                          device_work_fn *work, void *arg)
 {
     struct device_fake *fake = device_fake_of(device);
-    TRY(begin_call(fake));
+    TRY(begin_call(fake, stream));
     TRY(give(fake, stream, &(struct fake_item){.kind = ITEM_WORK, .work = work, .arg = arg}));
     return end_call(fake);
 }
@@ -411,7 +416,7 @@ static enum imbrex_status fake_event_record(struct device *device, struct device
 {
     struct device_fake *fake = device_fake_of(device);
     struct event_window *window = &event->windows[stream];
-    TRY(begin_call(fake));
+    TRY(begin_call(fake, stream));
     *window = (struct event_window){.begin = window->position,
                                     .position = fake->queues[stream].num_given,
                                     .recorded = window->pending};
@@ -424,7 +429,7 @@ static enum imbrex_status fake_event_wait(struct device *device, struct device_e
                                           enum device_stream stream)
 {
     struct device_fake *fake = device_fake_of(device);
-    TRY(begin_call(fake));
+    TRY(begin_call(fake, stream));
     if (event->is_recorded) {
         TRY(give(fake, stream,
                  &(struct fake_item){.kind = ITEM_WAIT,
@@ -617,6 +622,7 @@ enum imbrex_status device_fake_create(uint64_t seed, struct device **device,
     created->device.functions = &device_fake_functions;
     created->random_state = seed;
     created->num_registrations_left = -1;
+    created->aim = DEVICE_STREAM_COUNT;
     *device = &created->device;
     return IMBREX_STATUS_OK;
 }
@@ -628,6 +634,11 @@ void device_fake_fail(struct device *device, enum device_fake_fault fault, int64
     assert(status != IMBREX_STATUS_OK || countdown == 0);
     device_fake_of(device)->faults[fault] =
         (struct fake_fault){.countdown = countdown, .status = status};
+}
+
+void device_fake_aim(struct device *device, enum device_stream stream)
+{
+    device_fake_of(device)->aim = stream;
 }
 
 int64_t device_fake_num_launches(const struct device *device)

@@ -29,6 +29,10 @@ enum imbrex_status device_fake_create(uint64_t seed, struct device **device,
 void device_fake_fail(struct device *device, enum device_fake_fault fault, int64_t countdown,
                       enum imbrex_status status);
 
+/* From now on faults happen on that stream only, and only what it is given counts down;
+ * DEVICE_STREAM_COUNT: on any. */
+void device_fake_aim(struct device *device, enum device_stream stream);
+
 /* Graphs that were given to a stream so far. */
 int64_t device_fake_num_launches(const struct device *device);
 
