@@ -156,8 +156,9 @@ CHECK_SHARED := $(filter-out $(CHECK_SOURCES) tests/ops/test_%,$(wildcard tests/
 GPU_SOURCES := $(wildcard tests/gpu/check_*.c)
 # What a benchmark and a test both do with a GPU.
 GPU_SHARED := tests/gpu/gpu_check.c \
-    $(if $(filter 1,$(CUDA)),tests/gpu/gpu_session.c tests/gpu/gpu_matrix.c bench/cuda/gpu.c \
-    bench/cuda/bench_image.c $(addprefix src/cli/,output.c options.c)) tests/gpu/gating_reference.c
+    $(if $(filter 1,$(CUDA)),tests/gpu/gpu_session.c tests/gpu/gpu_matrix.c \
+    tests/gpu/attention_bed.c bench/cuda/gpu.c bench/cuda/bench_image.c \
+    $(addprefix src/cli/,output.c options.c)) tests/gpu/gating_reference.c
 GOLDEN_SOURCES := $(wildcard tests/golden/golden_*.c)
 GOLDEN_SHARED := $(filter-out $(GOLDEN_SOURCES),$(wildcard tests/golden/*.c))
 FAULT_SOURCES := $(wildcard tests/fault/fault_*.c)
@@ -379,7 +380,8 @@ $(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(TEST_LIB)
 	$(LINK_TEST) $(STATIC_LIBS)
 # Those whose figures are kept write the head of their reports as the program does.
 REPORTING := $(addprefix $(BUILD)/bench/bench_kv_,pin disk pack move layers)
-$(REPORTING): $(call objects,$(patsubst %,src/cli/%.c,report_header machine output options replace_file))
+$(REPORTING): $(call objects,$(patsubst %,src/cli/%.c,report_header machine output options \
+    replace_file))
 # It reads clock and power.
 $(BUILD)/bench/bench_kv_move: $(call objects,$(if $(filter 1,$(CUDA)),$(addprefix bench/,\
     cuda/gpu.c cuda/gpu_meter.c cuda/bench_image.c peers/nvml.c)))

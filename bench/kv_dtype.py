@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the type of keys and values (--kv-dtype) costs: nll, bytes of a token, speed.
 
-usage: kv_dtype.py run -o FILE [-i PROGRAM] [--device NAME] [--speed MODEL] [--depth N]
+usage: kv_dtype.py run -o FILE [-i PROGRAM] [--device NAME] [--speed MODEL] [--depth LIST]
+                       [--batch LIST] [-p N] [-n N] [-r N] [--no-texts]
        kv_dtype.py report [--check] [ROOT]
 
 `run` scores two texts for each type: the validation ids of qwen2-tiny-4m in windows of 512, and, on
 a CPU, 40 stories that stories260K tells in fp32, sampled at temperature 1 with seeds 1 to 40, each
 alone. (Greedy texts would not do: any change makes them less likely.) With --speed it times prompts
-of 512 tokens and generation behind --depth tokens as well. On a GPU the types are those that it
-takes.
+and generation behind --depth tokens as well, an engine for each type in one process, in turns. On a
+GPU the types are those that it takes.
 
-`report` puts the tables of bench/results/*-kv-dtype.json into docs/kv-cache.md.
+`report` puts the tables of bench/results/*-kv-dtype*.json into docs/kv-cache.md.
 """
 import argparse
 import glob
@@ -26,7 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 QWEN = os.path.join(ROOT, "tests", "golden", "qwen2-tiny-4m")
 TYPES = {"cpu": ["fp32", "fp16", "bf16", "int8", "fp8"], "cuda": ["bf16", "int8", "fp8"]}
 NUM_STORIES = 40
-RESULTS = os.path.join("bench", "results", "*-kv-dtype.json")
+RESULTS = os.path.join("bench", "results", "*-kv-dtype*.json")
 PAGE = os.path.join("docs", "kv-cache.md")
 BEGIN, END = "<!-- kv-dtype-tables: begin -->", "<!-- kv-dtype-tables: end -->"
 
@@ -56,14 +57,15 @@ def token_bytes(program, model, kv_dtype):
                            kv_dtype))["kv_bytes_per_token"]
 
 
-def time_model(arguments, kv_dtype):
-    """Rows of the bench, and whose they are."""
+def time_model(arguments, types):
+    """The rows of the bench, each with what the other types took beside it."""
     report = json.loads(call(
         arguments.program, "bench", "model", arguments.speed, "--device", arguments.device,
-        "--kv-dtype", kv_dtype, "-p", "512", "-n", "16", "-d", f"0,{arguments.depth}", "-r", "3",
-        "--no-roofs", "-o", "json"))
-    keys = ("test", "prompt", "depth", "tokens_per_s", "deviation", "median_tokens_per_s",
-            "kernels", "threads")
+        "--kv-dtype", types[0], "--beside-kv", ",".join(types[1:]), "-p", arguments.prompt, "-n",
+        arguments.generate, "-d", arguments.depth, "-b", arguments.batch, "-r",
+        arguments.repetitions, "--no-roofs", "--energy-ms", "0", "-o", "json"))
+    keys = ("test", "prompt", "depth", "batch", "tokens_per_s", "deviation", "median_tokens_per_s",
+            "step_ms", "kernels", "threads", "kv_dtype", "samples_ns", "beside_kv")
     return [{key: row[key] for key in keys} for row in report["rows"]]
 
 
@@ -87,7 +89,7 @@ def run(arguments):
                 stories.append(("builtin:stories260K", "--text", path))
             texts.append(("builtin:stories260K", f"stories260K, {NUM_STORIES} stories of its own",
                           stories))
-        for model, name, inputs in texts:
+        for model, name, inputs in ([] if arguments.no_texts else texts):
             rows = []
             for kv_dtype in types:
                 nll, num_tokens = score_all(program, device, kv_dtype, inputs)
@@ -96,9 +98,7 @@ def run(arguments):
             report["texts"].append({"text": name, "rows": rows})
     if arguments.speed is not None:
         report["speed_model"] = arguments.speed
-        for kv_dtype in types:
-            for row in time_model(arguments, kv_dtype):
-                report["speed"].append({"kv_dtype": kv_dtype, **row})
+        report["speed"] = time_model(arguments, types)
     with open(arguments.output, "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
         file.write("\n")
@@ -126,7 +126,8 @@ def make_texts(report):
     return lines
 
 
-def make_speed(report):
+def make_apart(report):
+    """Of types that were timed one after the other."""
     tests = list(dict.fromkeys(row["test"] for row in report["speed"]))
     lines = ["", f"| {report['speed_model']}, t/s | " + " | ".join(tests) + " |",
              "|---|" + "---:|" * len(tests)]
@@ -134,6 +135,24 @@ def make_speed(report):
         cells = [f"{row['tokens_per_s']:.2f} ± {row['deviation']:.2f}" for row in report["speed"]
                  if row["kv_dtype"] == kv_dtype]
         lines.append(f"| {kv_dtype} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def make_speed(report):
+    if "beside_kv" not in report["speed"][0]:
+        return make_apart(report)
+    first = report["speed"][0]
+    names = [engine["name"] for engine in first["beside_kv"]]
+    lines = ["", f"| {report['speed_model']} | {first['kv_dtype']}, t/s | " +
+             " | ".join(f"{name}, t/s | time, {name} / {first['kv_dtype']}" for name in names) +
+             " |", "|---|" + "---:|" * (1 + 2 * len(names))]
+    for row in report["speed"]:
+        cells = [f"{row['tokens_per_s']:.1f}"]
+        for engine in row["beside_kv"]:
+            over = engine["time_over_full"]
+            cells += [f"{engine['tokens_per_s']:.1f}",
+                      f"{over['median']:.3f} ({over['p10']:.3f}-{over['p90']:.3f})"]
+        lines.append(f"| {row['test']} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -175,7 +194,13 @@ def main():
                          default=os.path.join(ROOT, "build", "imbrex"))
     running.add_argument("--device", default="cpu", help="cpu, or a GPU as imbrex names it")
     running.add_argument("--speed", metavar="MODEL", help="time this one as well")
-    running.add_argument("--depth", metavar="N", default="4096", help="tokens in the context")
+    running.add_argument("--depth", metavar="LIST", default="0,4096", help="tokens in the context")
+    running.add_argument("--batch", metavar="LIST", default="1", help="sequences that generate")
+    running.add_argument("-p", dest="prompt", metavar="LIST", default="512", help="tokens to read")
+    running.add_argument("-n", dest="generate", metavar="LIST", default="16",
+                         help="tokens to generate")
+    running.add_argument("-r", dest="repetitions", metavar="N", default="3", help="samples")
+    running.add_argument("--no-texts", action="store_true", help="time alone")
     reporting = commands.add_parser("report", help="renew the tables of docs/kv-cache.md")
     reporting.add_argument("--check", action="store_true",
                            help="change nothing, and fail if the page would change")

@@ -30,7 +30,7 @@ struct model_settings {
     struct option_strings models;
     struct option_integer num_samples, max_step_tokens, format;
     struct option_real energy_ms;
-    const char *prompts, *generated, *depths, *batches, *threads, *json;
+    const char *prompts, *generated, *depths, *batches, *threads, *beside_kv, *json;
     bool no_warmup, no_roofs, shares;
 };
 
@@ -106,6 +106,14 @@ static const struct option_spec model_options[] = {
     ENGINE_OPTION_DEVICE(struct model_settings),
     ENGINE_OPTION_COMPUTE(struct model_settings),
     ENGINE_OPTION_KV_DTYPE(struct model_settings),
+    {.long_name = "beside-kv",
+     .argument = "LIST",
+     .type = OPTION_TYPE_STRING,
+     .group = "Engine",
+     .help = "measure beside it, in turns, engines that keep keys and values as these types: of "
+             "those of --kv-dtype",
+     .default_text = "none",
+     .offset = offsetof(struct model_settings, beside_kv)},
     ENGINE_OPTION_TUNED(struct model_settings),
     ENGINE_OPTION_ABLATE(struct model_settings,
                          "on a GPU, measure beside it, in turns, engines each without one of: mlp "
@@ -355,6 +363,36 @@ static int plan_engine(const struct model_bench *bench, const struct imbrex_engi
     return EXIT_CODE_OK;
 }
 
+/* One engine for each type of keys and values between commas. */
+static int list_kv_engines(struct model_bench *bench, const char *list)
+{
+    for (const char *word = list; word != NULL;) {
+        size_t length = strcspn(word, ",");
+        const struct option_choice *choice = engine_kv_dtype_choices;
+        while (choice->name != NULL &&
+               (strlen(choice->name) != length || strncmp(choice->name, word, length) != 0)) {
+            choice++;
+        }
+        if (choice->name == NULL) {
+            output_error("bench model: --beside-kv: expected types of --kv-dtype between commas, "
+                         "found \"%.*s\"",
+                         (int)length, word);
+            return EXIT_CODE_INPUT;
+        }
+        if (bench->num_engines == SPEED_MAX_ENGINES) {
+            output_error("bench model: --beside-kv: expected at most %d engines in all, found more",
+                         SPEED_MAX_ENGINES);
+            return EXIT_CODE_INPUT;
+        }
+        bench->engines[bench->num_engines++] =
+            (struct speed_engine){.name = choice->name,
+                                  .has_kv_dtype = true,
+                                  .kv_dtype = (enum imbrex_kv_dtype)choice->value};
+        word = word[length] == ',' ? word + length + 1 : NULL;
+    }
+    return EXIT_CODE_OK;
+}
+
 /* One engine as it is, and one without each thing that was named. */
 static void list_engines(struct model_bench *bench, uint32_t ablations)
 {
@@ -490,14 +528,19 @@ static int create_engines(struct model_bench *bench, int32_t num_threads)
         return exit_code;
     }
     list_engines(bench, options.ablations);
+    exit_code = list_kv_engines(bench, bench->settings->beside_kv);
+    enum imbrex_kv_dtype kv_dtype = options.kv_dtype;
     options.ablations = 0;
     options.num_threads = num_threads;
-    exit_code = choose_sizes(bench, &options);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = choose_sizes(bench, &options);
+    }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = check_gpu_options(bench);
     }
     for (int32_t i = 0; i < bench->num_engines && exit_code == EXIT_CODE_OK; i++) {
         options.ablations = bench->engines[i].ablations;
+        options.kv_dtype = bench->engines[i].has_kv_dtype ? bench->engines[i].kv_dtype : kv_dtype;
         exit_code = engine_settings_create(settings, bench->model, &options, true,
                                            &bench->engines[i].engine, &plan);
         if (exit_code == EXIT_CODE_OK && i == 0) {

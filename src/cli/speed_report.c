@@ -169,9 +169,10 @@ static void print_engine_row(const struct speed_engine *engine, const struct spe
         output_printf("|   %s: %.1f %% of the time\n", engine->name,
                       100.0 * speed_report_share(series));
     } else {
-        output_printf("|   without %s: %.2f t/s, %.3f ms/step, %.3f times as long (%.3f-%.3f)\n",
-                      engine->name, series->mean_rate, step_ms(result, series),
-                      series->over_full.median, series->over_full.p10, series->over_full.p90);
+        output_printf("|   %s %s: %.2f t/s, %.3f ms/step, %.3f times as long (%.3f-%.3f)\n",
+                      engine->has_kv_dtype ? "keys and values in" : "without", engine->name,
+                      series->mean_rate, step_ms(result, series), series->over_full.median,
+                      series->over_full.p10, series->over_full.p90);
     }
 }
 
@@ -263,13 +264,17 @@ static json_t *json_known(double value)
     return value >= 0.0 ? json_real(value) : json_null();
 }
 
-/* What the other engines took. */
+/* What the other engines took: those that keep keys and values as another type, or those that do
+ * without something. */
 static json_t *json_engines(const struct speed_settings *settings,
-                            const struct speed_result *result)
+                            const struct speed_result *result, bool has_kv_dtype)
 {
     json_t *engines = json_array();
 
     for (int32_t i = 1; i < result->num_series; i++) {
+        if (settings->engines[i].has_kv_dtype != has_kv_dtype) {
+            continue;
+        }
         const struct speed_series *series = &result->series[i];
         json_t *engine = json_pack(
             "{s:s, s:b, s:f, s:f, s:{s:f, s:f, s:f}, s:o}", "name", settings->engines[i].name,
@@ -295,7 +300,7 @@ static bool add_gpu(const struct speed_settings *settings, const struct speed_re
                   "joules_per_token", json_known(result->joules_per_token), "sm_clock_mhz",
                   json_known(has_reading ? result->reading.sm_clock_mhz : -1.0), "watts",
                   json_known(has_reading ? result->reading.watts : -1.0), "without",
-                  json_engines(settings, result));
+                  json_engines(settings, result, false));
 
     bool is_ok = gpu != NULL && json_object_update(row, gpu) == 0;
     json_decref(gpu);
@@ -331,7 +336,9 @@ json_t *speed_report_row(const struct speed_model *model, const struct speed_set
         full->median_rate, "step_ms", step_ms(result, full), "flops", result->work.flops, "bytes",
         result->work.bytes, "roof", json_roof(result, is_gpu), "samples_ns",
         json_samples(result, full));
-    if (row != NULL && is_gpu && !add_gpu(settings, result, row)) {
+    bool is_ok = row != NULL &&
+                 json_object_set_new(row, "beside_kv", json_engines(settings, result, true)) == 0;
+    if (row != NULL && (!is_ok || (is_gpu && !add_gpu(settings, result, row)))) {
         json_decref(row);
         return NULL;
     }

@@ -52,13 +52,15 @@ struct speed_series {
     struct speed_spread over_full; /* time of a sample by that of the first engine beside it */
 };
 
-#define SPEED_MAX_ENGINES 8
+#define SPEED_MAX_ENGINES 16
 
 struct speed_engine {
     struct imbrex_engine *engine; /* with a prefix cache if any depth is above 0 */
-    const char *name;             /* of what it does without; NULL: of nothing, the first one */
+    const char *name;             /* of what it does without, or of kv_dtype; NULL: the first one */
     uint32_t ablations;           /* the same as bits of enum imbrex_ablation */
     bool is_omission;             /* the part is not computed at all: for its share */
+    bool has_kv_dtype; /* nothing is left out, keys and values are kept as another type */
+    enum imbrex_kv_dtype kv_dtype;
 };
 
 struct speed_result {

@@ -85,7 +85,7 @@ static void test_decode_grids(void **state)
 
     assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
     assert_int_equal(fake.num_launches, 1);
-    assert_string_equal(fake.kernel, "decode_attention_128_8");
+    assert_string_equal(fake.kernel, "decode_attention_bf16_128_8");
     assert_int_equal(fake.config.gridDimX, 4 * DECODE_CLUSTER(128)); /* a cluster a KV head */
 
     params = step_of(&shape_7b, 16, DECODE_PART_BLOCKS);
@@ -106,6 +106,54 @@ static void test_decode_grids(void **state)
     assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
     assert_int_equal(fake.config.gridDimX, DECODE_CLUSTERS(128, 8) / 2 * DECODE_CLUSTER(128));
     close_bed(&bed);
+}
+
+/* Catches 8-bit keys and values that go to the kernels of bf16, or to those of other head_dims,
+ * with too little shared memory or over other clusters. */
+static void test_scaled_kernels(void **state)
+{
+    (void)state;
+    static const struct {
+        enum kv_dtype dtype;
+        int32_t head_dim;
+        const char *decode, *prefill;
+        uint32_t prefill_bytes;
+    } cases[] = {{KV_DTYPE_INT8, 64, "decode_attention_int8_64_8", "prefill_attention_int8_sm90_64",
+                  PREFILL_SCALED_SHARED_64},
+                 {KV_DTYPE_FP8, 64, "decode_attention_fp8_64_8", "prefill_attention_fp8_sm90_64",
+                  PREFILL_SCALED_SHARED_64},
+                 {KV_DTYPE_INT8, 128, "decode_attention_int8_128_8",
+                  "prefill_attention_int8_sm90_128", PREFILL_SCALED_SHARED_128},
+                 {KV_DTYPE_FP8, 128, "decode_attention_fp8_128_8", "prefill_attention_fp8_sm90_128",
+                  PREFILL_SCALED_SHARED_128}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct backend_shape shape = shape_7b;
+        shape.head_dim = cases[i].head_dim;
+        shape.kv_dtype = cases[i].dtype;
+        struct bed bed = open_bed(&shape, sizeof(struct decode_attention_kernel_params));
+        struct attend_params params = step_of(&shape, 16, DECODE_PART_BLOCKS);
+        params.kv.dtype = cases[i].dtype;
+        assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
+        assert_string_equal(fake.kernel, cases[i].decode);
+        assert_int_equal(fake.config.sharedMemBytes, DECODE_SCALED_SHARED(shape.head_dim, 8));
+        int32_t num_clusters = DECODE_SCALED_CLUSTERS(shape.head_dim, 8);
+        assert_int_equal(fake.config.gridDimX,
+                         (num_clusters < 64 ? num_clusters : 64) * DECODE_CLUSTER(shape.head_dim));
+        params = step_of(&shape, 16, 2 * 32768 / 16);
+        params.kv.dtype = cases[i].dtype;
+        assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
+        close_bed(&bed);
+
+        bed = open_bed(&shape, sizeof(struct prefill_attention_params));
+        params.num_tokens = 100;
+        fake.num_launches = 0;
+        backend_begin(bed.backend, NULL);
+        cuda_prefill_attend((struct backend_cuda *)(void *)bed.backend, &params, 1);
+        assert_int_equal(backend_end(bed.backend), IMBREX_STATUS_OK);
+        assert_string_equal(fake.kernel, cases[i].prefill);
+        assert_int_equal(fake.config.sharedMemBytes, cases[i].prefill_bytes);
+        close_bed(&bed);
+    }
 }
 
 /* Catches scratch memory that is too small for the widest step, and a step that is wider than it
@@ -134,7 +182,7 @@ static void test_decode_shapes(void **state)
     struct bed bed = open_bed(&shape, sizeof(struct decode_attention_kernel_params));
     struct attend_params params = step_of(&shape, 1, 4);
     assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
-    assert_string_equal(fake.kernel, "decode_attention_64_16");
+    assert_string_equal(fake.kernel, "decode_attention_bf16_64_16");
     assert_int_equal(fake.config.gridDimX, 3 * DECODE_CLUSTER(64)); /* 16 + 16 + 8 heads */
 
     params.kv.head_dim = 96;
@@ -187,9 +235,8 @@ static void test_tensor_kernels(void **state)
 int run_attention_launch_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode_grids),
-        cmocka_unit_test(test_decode_scratch),
-        cmocka_unit_test(test_decode_shapes),
+        cmocka_unit_test(test_decode_grids),   cmocka_unit_test(test_decode_scratch),
+        cmocka_unit_test(test_decode_shapes),  cmocka_unit_test(test_scaled_kernels),
         cmocka_unit_test(test_tensor_kernels),
     };
     return cmocka_run_group_tests_name("attention_launch", tests, NULL, NULL);

@@ -561,6 +561,30 @@ static void test_step_faults(void **state)
     }
 }
 
+/* The device fails for good, at each call of a load and the step over it. Catches: an engine that
+ * waits for copies that nobody tells of, or leaves something behind; a request that ends well. */
+static void test_lost_device(void **state)
+{
+    struct fixture *fixture = *state;
+    int32_t num_lost = 0;
+    for (int32_t i = 1; i <= (TEST_SANITIZED ? 15 : 45); i++) {
+        struct stage stage;
+        open_stage(fixture->model, &alone, &stage);
+        (void)run_prompt(&stage);
+        kv_cache_clear(stage.engine->prefix.cache, 0);
+        struct imbrex_request *request = submit_prompt(&stage, 4);
+        device_fake_fail(stage.device, DEVICE_FAKE_FAULT_CALL, i, IMBREX_STATUS_DEVICE);
+        enum imbrex_status status = imbrex_request_wait(request, NULL);
+        num_lost += status == IMBREX_STATUS_DEVICE;
+        assert_true(status == IMBREX_STATUS_DEVICE || !stage.device->has_failed);
+        imbrex_request_destroy(request);
+        assert_null(stage.engine->tiers.arrival.sequence);
+        imbrex_engine_destroy(stage.engine);
+        device_destroy(stage.device);
+    }
+    assert_true(num_lost > 10);
+}
+
 int run_engine_layers_tests(void)
 {
     const struct CMUnitTest tests[] = {
@@ -573,6 +597,7 @@ int run_engine_layers_tests(void)
         cmocka_unit_test(test_copy_faults),
         cmocka_unit_test(test_cancel_and_faults),
         cmocka_unit_test(test_step_faults),
+        cmocka_unit_test(test_lost_device),
     };
     return cmocka_run_group_tests_name("engine_layers", tests, set_up, tear_down);
 }

@@ -65,18 +65,18 @@ static double time_calls(struct bed *bed, attend_fn *attend, struct attend_param
 }
 
 /* Every sequence with num_keys keys, of which the last num_queries are the step's; as many layers
- * as it takes to read past the L2 cache. */
-static void bench(attend_fn *attend, const char *name, const struct shape *shape, int32_t num_seqs,
-                  int32_t num_queries, int32_t num_keys)
+ * as it takes to read past the L2 cache. Random elements of bf16 are also codes and scales. */
+static void bench(attend_fn *attend, const char *name, const struct shape *shape,
+                  enum kv_dtype dtype, int32_t num_seqs, int32_t num_queries, int32_t num_keys)
 {
     int32_t blocks_of_seq = (num_keys + BLOCK - 1) / BLOCK, num_blocks = num_seqs * blocks_of_seq;
-    size_t layer_bytes =
-        4 * (size_t)shape->num_kv_heads * BLOCK * (size_t)shape->head_dim; /* of a block */
+    size_t layer_bytes = 2 * (size_t)shape->num_kv_heads * BLOCK *
+                         kv_dtype_row_bytes(dtype, shape->head_dim); /* of a block */
     double call_bytes = (double)layer_bytes * num_blocks;
     int32_t num_layers =
         (int32_t)fmin(256.0, fmax(num_queries > 1 ? 2.0 : 4.0, BENCH_BYTES / call_bytes));
     struct kv_view kv = {.block_bytes = ((size_t)num_layers * layer_bytes + 4095) / 4096 * 4096,
-                         .dtype = KV_DTYPE_BF16,
+                         .dtype = dtype,
                          .num_layers = num_layers,
                          .num_kv_heads = shape->num_kv_heads,
                          .block_size = BLOCK,
@@ -124,7 +124,7 @@ static void bench(attend_fn *attend, const char *name, const struct shape *shape
     CUdeviceptr gpu_query_begin = upload(query_begin, ((size_t)num_seqs + 1) * sizeof(int32_t));
     CUdeviceptr gpu_seq_lens = upload(seq_lens, (size_t)num_seqs * sizeof(int32_t));
     CUdeviceptr gpu_positions = upload(positions, (size_t)num_tokens * sizeof(int32_t));
-    struct bed bed = bed_create(shape, num_seqs, num_keys);
+    struct bed bed = bed_create(shape, dtype, num_seqs, num_keys, 0);
     struct attend_params params = {
         .qkv = (const void *)qkv,
         .d = (void *)d,
@@ -144,9 +144,10 @@ static void bench(attend_fn *attend, const char *name, const struct shape *shape
     double bytes = (double)num_seqs * num_keys * (double)layer_bytes / BLOCK;
     double pairs = (double)num_seqs * num_queries * (num_keys - (num_queries - 1) * 0.5);
     double flops = 4.0 * shape->head_dim * shape->num_heads * pairs;
-    printf("%-7s %2d/%d x %3d, %3d x %5d of %6d: %9.2f us, floor %8.2f (%5.1f %%), %6.1f TFLOP/s\n",
-           name, (int)shape->num_heads, (int)shape->num_kv_heads, (int)shape->head_dim,
-           (int)num_seqs, (int)num_queries, (int)num_keys, us, bytes / 4.5e6,
+    printf("%-7s %-4s %2d/%d x %3d, %3d x %5d of %6d: %9.2f us, floor %8.2f (%5.1f %%), %6.1f "
+           "TFLOP/s\n",
+           name, kv_dtype_name(dtype), (int)shape->num_heads, (int)shape->num_kv_heads,
+           (int)shape->head_dim, (int)num_seqs, (int)num_queries, (int)num_keys, us, bytes / 4.5e6,
            100.0 * bytes / 4.5e6 / us, flops / us * 1e-6);
     const CUdeviceptr buffers[] = {
         (CUdeviceptr)kv.blocks, qkv, d, gpu_tables, gpu_query_begin, gpu_seq_lens, gpu_positions};
@@ -160,20 +161,33 @@ static void bench(attend_fn *attend, const char *name, const struct shape *shape
     bed_destroy(&bed);
 }
 
+static const enum kv_dtype bench_dtypes[] = {KV_DTYPE_BF16, KV_DTYPE_INT8, KV_DTYPE_FP8};
+#define NUM_BENCH_DTYPES (sizeof(bench_dtypes) / sizeof(bench_dtypes[0]))
+
+static void attend_prompts(struct backend_cuda *cuda, const struct attend_params *params)
+{
+    cuda_prefill_attend(cuda, params, 2);
+}
+
 static void bench_all(void)
 {
     static const struct shape shapes[] = {
         {14, 2, 64, 0, 1.0f}, {12, 2, 128, 0, 1.0f}, {16, 2, 128, 0, 1.0f}, {28, 4, 128, 0, 1.0f}};
     static const int32_t decodes[][2] = {{1, 512},  {1, 2048},  {1, 4096}, {1, 32768}, {8, 512},
                                          {8, 4096}, {8, 32768}, {32, 512}, {128, 512}};
+    static const int32_t prompts[][2] = {{2048, 2048}, {512, 4608}, {2048, 32768}, {16384, 16384}};
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        bench(cuda_tensor_attend, "tensor", &shapes[i], 1, 1, 512);
-        bench(cuda_tensor_attend, "tensor", &shapes[i], 1, 2048, 2048);
-        bench(cuda_tensor_attend, "tensor", &shapes[i], 1, 16384, 16384);
+        bench(cuda_tensor_attend, "tensor", &shapes[i], KV_DTYPE_BF16, 1, 1, 512);
+        bench(cuda_tensor_attend, "tensor", &shapes[i], KV_DTYPE_BF16, 1, 2048, 2048);
     }
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * NUM_BENCH_DTYPES; i++) {
+        const struct shape *shape = &shapes[i / NUM_BENCH_DTYPES];
+        enum kv_dtype dtype = bench_dtypes[i % NUM_BENCH_DTYPES];
+        for (size_t j = 0; j < sizeof(prompts) / sizeof(prompts[0]); j++) {
+            bench(attend_prompts, "prefill", shape, dtype, 1, prompts[j][0], prompts[j][1]);
+        }
         for (size_t j = 0; j < sizeof(decodes) / sizeof(decodes[0]); j++) {
-            bench(cuda_decode_attend, "decode", &shapes[i], decodes[j][0], 1, decodes[j][1]);
+            bench(cuda_decode_attend, "decode", shape, dtype, decodes[j][0], 1, decodes[j][1]);
         }
     }
 }
@@ -332,17 +346,18 @@ static CUdeviceptr filled_random(size_t num_bytes, float scale, uint32_t seed)
 /* The layers of a step of sequences of num_keys keys and of 16: what a key costs among the kernels
  * that attention has beside it in a model, over all of the model's layers and blocks, with no
  * prompt to read. Blocks in order, as an engine that has just begun gives them. */
-static void bench_step(const struct step_shape *shape, int32_t num_seqs, int32_t num_keys)
+static void bench_step(const struct step_shape *shape, enum kv_dtype dtype, int32_t num_seqs,
+                       int32_t num_keys)
 {
     struct step_widths widths = widths_of(shape);
     size_t tokens = (size_t)num_seqs, layers = (size_t)shape->num_layers;
     int32_t max_blocks = num_keys / BLOCK;
-    struct kv_view kv = {.block_bytes = layers * 4 * widths.k * BLOCK,
-                         .dtype = KV_DTYPE_BF16,
+    struct kv_view kv = {.dtype = dtype,
                          .num_layers = shape->num_layers,
                          .num_kv_heads = shape->num_kv_heads,
                          .block_size = BLOCK,
                          .head_dim = shape->head_dim};
+    kv.block_bytes = (kv_view_layer_offset(&kv, shape->num_layers) + 4095) / 4096 * 4096;
     struct backend_shape all = {.hidden_size = shape->hidden_size,
                                 .intermediate_size = shape->intermediate_size,
                                 .vocab_size = 64,
@@ -354,7 +369,8 @@ static void bench_step(const struct step_shape *shape, int32_t num_seqs, int32_t
                                 .max_logit_rows = 1,
                                 .max_samples = 1,
                                 .context_size = num_keys,
-                                .activation_dtype = DTYPE_BF16};
+                                .activation_dtype = DTYPE_BF16,
+                                .kv_dtype = dtype};
     int32_t *tables = zeroed(tokens * (size_t)max_blocks, sizeof(int32_t));
     int32_t *query_begin = zeroed(tokens + 1, sizeof(int32_t));
     for (int32_t i = 0; i < num_seqs * max_blocks; i++) {
@@ -392,9 +408,10 @@ static void bench_step(const struct step_shape *shape, int32_t num_seqs, int32_t
             err.message);
     double few_us = time_layers(backend, shape, &memory, &kv, num_seqs, max_blocks, BLOCK);
     double us = time_layers(backend, shape, &memory, &kv, num_seqs, max_blocks, num_keys);
-    double bytes = (double)tokens * (num_keys - BLOCK) * 4.0 * (double)widths.k * (double)layers;
-    printf("step %-4s x%-3d of %5d keys: %8.1f us, of %d keys %8.1f us", shape->name, (int)num_seqs,
-           (int)num_keys, us, BLOCK, few_us);
+    double bytes = (double)tokens * (num_keys - BLOCK) * 2.0 * (double)layers *
+                   (double)shape->num_kv_heads * (double)kv_dtype_row_bytes(dtype, shape->head_dim);
+    printf("step %-4s %-4s x%-3d of %5d keys: %8.1f us, of %d keys %8.1f us", shape->name,
+           kv_dtype_name(dtype), (int)num_seqs, (int)num_keys, us, BLOCK, few_us);
     if (us > 1.1 * few_us) { /* else the difference is that of two launches */
         printf("; a layer's other keys %6.2f us, %5.3f TB/s", (us - few_us) / (double)layers,
                bytes / (us - few_us) * 1e-6);
@@ -419,7 +436,9 @@ static void bench_steps_all(void)
                                        {8, 4096}, {8, 32768}, {32, 512},  {128, 512}};
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         for (size_t j = 0; j < sizeof(cases) / sizeof(cases[0]); j++) {
-            bench_step(&shapes[i], cases[j][0], cases[j][1]);
+            for (size_t k = 0; k < NUM_BENCH_DTYPES; k++) {
+                bench_step(&shapes[i], bench_dtypes[k], cases[j][0], cases[j][1]);
+            }
         }
     }
 }

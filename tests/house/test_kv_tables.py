@@ -161,7 +161,8 @@ class Tables(unittest.TestCase):
         root = self.tree(PAGE, d_kv_tiers_chat=measured, d_kv_tiers_chat_sim=simulated)
         self.assertEqual(run(root), (0, ""))
         text = self.page(root)
-        for line in ("### Tiers, chat, random:x on cpu: measured / simulated", "    imbrex bench kv --tiers",
+        for line in ("### Tiers, chat, random:x on cpu: measured / simulated",
+                     "    imbrex bench kv --tiers",
                      "| lru | 10.0 / 25.0 | 0 / 0 | 0 / 0 | 900 / 1500 | 1.00 / 0.100 "
                      "| 2.00 / 12.3 |",
                      "| lru + host | 20.0 / 50.0 | 14 / 40 | 0 / 0 | 800 / 1000 | 2.00 / 0.250 "
@@ -213,8 +214,8 @@ class Tables(unittest.TestCase):
                      "| 1980 | 345 |"):
             self.assertEqual(text.count(line + "\n"), 2, line)
         self.assertLess(text.index("blocks of 192 KiB"), text.index("blocks of 448 KiB"))
-        self.assertIn("pinned memory 50.0 in, 51.0 out, both at once 52.0 and 53.0; promotions 54.0",
-                      text)
+        self.assertIn("pinned memory 50.0 in, 51.0 out, both at once 52.0 and 53.0; "
+                      "promotions 54.0", text)
 
     def test_refused(self):
         """Catches a page without its markers, half a run that passes for a whole one, and a

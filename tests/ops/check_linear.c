@@ -374,7 +374,7 @@ static void checks(struct harness *harness)
     /* More than one block of k, and more than one panel, or more than one chunk of row tiles: sums
      * that are not continued where they stopped, or by the wrong row tile or columns. */
     static const struct linear_shape panels[] = {
-        {8, 2081, 37}, {31, 1100, 230}, {50, 3201, 70}, {135, 6241, 37}};
+        {8, 2081, 37}, {31, 1100, 230}, {50, 3201, 70}, {135, 6241, 37}, {530, 460, 130}};
     static const struct linear_shape layers[] = {
         {1, 896, 896}, {7, 896, 128}, {1, 896, 4864}, {2, 4864, 896}, {12, 896, 152},
     };

@@ -514,8 +514,9 @@ double harness_product_bound(enum dtype dtype, int64_t count, double magnitude)
     if (dtype_is_quantized(dtype)) {
         return 1e-6 * magnitude + 0x1p-149; /* what quant.h promises */
     }
-    /* Four partial sums or more: each term is rounded at most count / 4 + 3 times, its product
-     * once. A subnormal product is off by half of 2^-149. */
+    /* With four partial sums or more each term is rounded at most count / 4 + 3 times, its product
+     * once. One sum of all of a block rounds its terms more often, but at what has been added up so
+     * far, which is much less than the magnitude. A subnormal product is off by half of 2^-149. */
     return ((double)count / 4.0 + 6.0) * HARNESS_UNIT * magnitude + (double)count * 0x1p-150;
 }
 

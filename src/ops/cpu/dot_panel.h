@@ -52,8 +52,8 @@ struct dot_tiles {
 
 /* What one call of `store` gets: the sums of some rows and columns. */
 struct dot_sums {
-    /* Of each matrix, [num_rows, num_cols], `stride` apart, 64-byte aligned; reading on to a
-     * multiple of 16 columns is allowed. */
+    /* Of each matrix, [num_rows, num_cols], `stride` apart, aligned as vectors of the instruction
+     * set are; reading on to a multiple of their lanes is allowed. */
     const float *at[2];
     int64_t stride;
     int64_t first_row, first_col;
@@ -63,8 +63,8 @@ typedef void dot_store_fn(const void *params, const struct dot_sums *sums);
 
 /* Products of the same activations with one or two matrices of the same shape and dtype. */
 struct dot_job {
-    const struct dot_tiles *tiles;
-    const void *a; /* [num_tokens, num_elements], a_stride_bytes apart */
+    const struct dot_tiles *tiles; /* of dot_panels alone */
+    const void *a;                 /* [num_tokens, num_elements], a_stride_bytes apart */
     int64_t a_stride_bytes;
     const unsigned char *weights[2]; /* [.., num_elements] */
     int32_t num_matrices;

@@ -6,8 +6,8 @@
 #define VEC_INLINE static inline __attribute__((always_inline))
 
 /* Unrolls the next loop, whose trip count is a constant of at most 24, so that arrays of vectors
- * become registers. Not under sanitizers, whose checks would be unrolled too: dot_tile_avx2.c took
- * half a minute to compile. */
+ * become registers. Not under sanitizers, whose checks would be unrolled too: a file of
+ * tiles took half a minute to compile. */
 #if defined(__clang__)
 #if __has_feature(address_sanitizer) || __has_feature(undefined_behavior_sanitizer)
 #define VEC_UNROLL _Pragma("clang loop unroll(disable)")

@@ -117,7 +117,7 @@ static void call_qkv(struct backend *backend, const struct qkv_params *params)
     struct backend_cuda *cuda = cuda_of(backend);
     if (cuda->is_plain) {
         cuda_plain_qkv(cuda, params);
-    } else if (is_few(cuda, params->num_tokens) && !kv_dtype_has_scales(params->kv.dtype)) {
+    } else if (is_few(cuda, params->num_tokens)) {
         cuda_small_qkv(cuda, params);
     } else {
         cuda_large_qkv(cuda, params);
@@ -136,8 +136,7 @@ static void call_attend(struct backend *backend, const struct attend_params *par
         cuda_plain_attend(cuda, params);
         return;
     }
-    if (cuda->is_plain || cuda->is_portable || is_ablated || (head_dim != 64 && head_dim != 128) ||
-        kv_dtype_has_scales(params->kv.dtype)) {
+    if (cuda->is_plain || cuda->is_portable || is_ablated || (head_dim != 64 && head_dim != 128)) {
         cuda_tensor_attend(cuda, params);
         return;
     }

@@ -85,12 +85,13 @@ size_t cuda_large_scratch_bytes(const struct backend_shape *shape);
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-/* bf16, head_dim 64 or 128. Sequences with one token in the step; the others are left alone. */
+/* bf16, or a cache of 8-bit elements with scales; head_dim 64 or 128. Sequences with one token in
+ * the step; the others are left alone. */
 void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *params);
 size_t cuda_decode_attention_scratch_bytes(const struct backend_shape *shape);
 
-/* bf16, head_dim 64 or 128, block_size 16. Sequences with at least min_query tokens in the step,
- * min_query >= 1. */
+/* The same types and head_dims, block_size 16. Sequences with at least min_query tokens in the
+ * step, min_query >= 1. */
 void cuda_prefill_attend(struct backend_cuda *cuda, const struct attend_params *params,
                          int32_t min_query);
 
@@ -111,6 +112,8 @@ void cuda_rmsnorm(struct backend_cuda *cuda, const float *a, const int32_t *rows
                   const struct norm_params *norm, void *d, int32_t num_rows, int32_t hidden_size);
 /* bf16. What follows the product in qkv: norms of heads, RoPE, the KV store. */
 void cuda_rope_kv(struct backend_cuda *cuda, const struct qkv_params *params);
+/* The last of it alone, of a cache with scales: k and v out of qkv. */
+void cuda_kv_store(struct backend_cuda *cuda, const struct qkv_params *params);
 bool cuda_rope_kv_takes(int32_t head_dim);
 /* Whether scratch memory holds gate and up of so many tokens, where they are a product of their
  * own; if not, that is kept as the step's failure. */

@@ -31,6 +31,9 @@ static void gemm(struct backend_cuda *cuda, const void *a, const void *b, const 
 void cuda_large_qkv(struct backend_cuda *cuda, const struct qkv_params *params)
 {
     int32_t num_all_heads = params->num_heads + 2 * params->kv.num_kv_heads;
+    bool is_scaled = kv_dtype_has_scales(params->kv.dtype);
+    /* What stays beside q has q's norm in the fused kernel. */
+    bool has_norms = params->q_norm != NULL || params->k_norm != NULL;
 
     if (!cuda_rope_kv_takes(params->kv.head_dim)) {
         cuda_plain_qkv(cuda, params);
@@ -41,9 +44,12 @@ void cuda_large_qkv(struct backend_cuda *cuda, const struct qkv_params *params)
     }
     cuda_rmsnorm(cuda, params->hidden, NULL, &params->norm, params->normed, params->num_tokens,
                  params->hidden_size);
-    if (!cuda->device->is_portable && !kv_dtype_has_scales(params->kv.dtype) &&
+    if (!cuda->device->is_portable && !(is_scaled && has_norms) &&
         gemm_qkv_is_worth_it(cuda, params)) {
         cuda_gemm_qkv(cuda, params, NULL);
+        if (is_scaled) {
+            cuda_kv_store(cuda, params);
+        }
         return;
     }
     gemm(cuda, params->normed, params->q_proj.elements, params->q_bias, params->qkv,

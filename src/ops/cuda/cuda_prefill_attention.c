@@ -11,21 +11,28 @@
 /* Keys and values that the L2 cache of an H200 (50 MB) holds beside what else passes through. */
 #define L2_CACHE_SHARE (INT64_C(24) << 20)
 
-/* By head_dim. */
 struct prefill_kernel {
     enum op_kernel kernel;
     uint32_t num_rows, shared_bytes;
 };
 
-static struct prefill_kernel kernel_for(int32_t head_dim)
+static struct prefill_kernel kernel_for(int32_t head_dim, enum kv_dtype dtype)
 {
+    bool is_fp8 = dtype == KV_DTYPE_FP8;
     if (head_dim == 64) {
-        return (struct prefill_kernel){
-            OP_KERNEL_prefill_attention_bf16_sm90_64, PREFILL_ROWS_64,
-            PREFILL_SHARED_BYTES(64, PREFILL_ROWS_64, PREFILL_STAGES_64)};
+        return kv_dtype_has_scales(dtype)
+                   ? (struct prefill_kernel){is_fp8 ? OP_KERNEL_prefill_attention_fp8_sm90_64
+                                                    : OP_KERNEL_prefill_attention_int8_sm90_64,
+                                             PREFILL_ROWS_64, PREFILL_SCALED_SHARED_64}
+                   : (struct prefill_kernel){OP_KERNEL_prefill_attention_bf16_sm90_64,
+                                             PREFILL_ROWS_64, PREFILL_SHARED_64};
     }
-    return (struct prefill_kernel){OP_KERNEL_prefill_attention_bf16_sm90_128, PREFILL_ROWS_128,
-                                   PREFILL_SHARED_BYTES(128, PREFILL_ROWS_128, PREFILL_STAGES_128)};
+    return kv_dtype_has_scales(dtype)
+               ? (struct prefill_kernel){is_fp8 ? OP_KERNEL_prefill_attention_fp8_sm90_128
+                                                : OP_KERNEL_prefill_attention_int8_sm90_128,
+                                         PREFILL_ROWS_128, PREFILL_SCALED_SHARED_128}
+               : (struct prefill_kernel){OP_KERNEL_prefill_attention_bf16_sm90_128,
+                                         PREFILL_ROWS_128, PREFILL_SHARED_128};
 }
 
 /* The whole cache; one map serves all layers. */
@@ -61,10 +68,9 @@ void cuda_prefill_attend(struct backend_cuda *cuda, const struct attend_params *
                          int32_t min_query)
 {
     const struct kv_view *kv = &params->kv;
-    struct prefill_kernel kernel = kernel_for(kv->head_dim);
+    struct prefill_kernel kernel = kernel_for(kv->head_dim, kv->dtype);
     int32_t group_heads = params->num_heads / kv->num_kv_heads;
-    int64_t key_bytes = (int64_t)params->max_blocks * PREFILL_BLOCK_SIZE * kv->num_kv_heads *
-                        kv->head_dim * 2 * BF16_BYTES;
+    int64_t key_bytes = (int64_t)params->max_blocks * 2 * (int64_t)kv_view_plane_bytes(kv);
     struct prefill_attention_params told;
 
     if (cuda->status != IMBREX_STATUS_OK || params->num_tokens == 0) {
@@ -77,7 +83,12 @@ void cuda_prefill_attend(struct backend_cuda *cuda, const struct attend_params *
         return;
     }
     memset(&told, 0, sizeof(told));
-    cuda_keep(cuda, find_cache_map(cuda->device, kv, &told.kv, &cuda->error));
+    if (kv->dtype == KV_DTYPE_BF16) {
+        cuda_keep(cuda, find_cache_map(cuda->device, kv, &told.kv, &cuda->error));
+    }
+    told.keys = kv->blocks + kv_view_layer_offset(kv, params->layer_idx);
+    told.block_bytes = (int64_t)kv->block_bytes;
+    told.value_bytes = (int64_t)kv_view_plane_bytes(kv);
     told.qkv = params->qkv;
     told.d = params->d;
     told.block_tables = params->block_tables;

@@ -81,8 +81,7 @@ bool cuda_rope_kv_takes(int32_t head_dim)
     return head_dim % 8 == 0 && head_dim / (2 * rope_pairs(head_dim)) <= WARP_THREADS;
 }
 
-/* k and v out of qkv into a cache with scales. */
-static void store_scaled(struct backend_cuda *cuda, const struct qkv_params *params)
+void cuda_kv_store(struct backend_cuda *cuda, const struct qkv_params *params)
 {
     const struct kv_view *kv = &params->kv;
     int32_t row_groups = kv_dtype_row_groups(kv->dtype, kv->head_dim);
@@ -149,7 +148,7 @@ void cuda_rope_kv(struct backend_cuda *cuda, const struct qkv_params *params)
                     .num_threads = ROPE_KV_THREADS},
                 &told);
     if (kv_dtype_has_scales(kv->dtype)) {
-        store_scaled(cuda, params);
+        cuda_kv_store(cuda, params);
     }
 }
 

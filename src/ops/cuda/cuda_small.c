@@ -196,6 +196,7 @@ void cuda_small_qkv(struct backend_cuda *cuda, const struct qkv_params *params)
     int32_t num_all_heads = params->num_heads + 2 * kv->num_kv_heads;
     int32_t tiles_per_head = (kv->head_dim / 2 + 7) / 8;
     bool keeps_heads = params->q_norm != NULL || params->k_norm != NULL;
+    bool is_scaled = kv_dtype_has_scales(kv->dtype);
     unsigned char *kv_layer = kv->blocks + kv_view_layer_offset(kv, params->layer_idx);
     struct small_product product = {
         .params = {.weight = params->q_proj.elements,
@@ -217,7 +218,8 @@ void cuda_small_qkv(struct backend_cuda *cuda, const struct qkv_params *params)
                    .block_size = kv->block_size,
                    .tiles_per_head = tiles_per_head,
                    .is_interleaved = params->is_interleaved,
-                   .keeps_heads = keeps_heads},
+                   .keeps_heads = keeps_heads,
+                   .keeps_kv = is_scaled},
         .resident = RESIDENT_KERNELS(qkv),
         .single = SINGLE_KERNELS(qkv),
         .stream = STREAM_KERNELS(qkv),
@@ -225,7 +227,11 @@ void cuda_small_qkv(struct backend_cuda *cuda, const struct qkv_params *params)
         .normed = params->normed,
     };
     launch(cuda, &product);
-    if (keeps_heads) {
+    if (is_scaled) {
+        if (params->num_tokens > 0) {
+            (keeps_heads ? cuda_rope_kv : cuda_kv_store)(cuda, params);
+        }
+    } else if (keeps_heads) {
         struct small_heads_params heads = {.qkv = params->qkv,
                                            .q_norm = params->q_norm,
                                            .k_norm = params->k_norm,

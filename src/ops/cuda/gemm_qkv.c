@@ -201,7 +201,9 @@ static enum imbrex_status fill_params(struct backend_cuda *cuda, const struct qk
     told->block_bytes = (int64_t)kv->block_bytes;
     told->layer_offset = (int64_t)kv_view_layer_offset(kv, params->layer_idx);
     told->num_rows = params->num_tokens;
-    told->q_columns = params->num_heads * kv->head_dim;
+    /* All columns, where k and v are to stay beside q. */
+    told->q_columns =
+        kv_dtype_has_scales(kv->dtype) ? num_columns(params) : params->num_heads * kv->head_dim;
     told->rotated_columns = (params->num_heads + kv->num_kv_heads) * kv->head_dim;
     told->block_size = kv->block_size;
     told->is_interleaved = params->is_interleaved ? 1 : 0;

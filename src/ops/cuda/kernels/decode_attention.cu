@@ -11,23 +11,15 @@
  * were there before the step began, all other keys and values before it too: what a warp begins
  * with is loaded while that kernel still runs, unless it holds the newest key.
  *
- * Everything is computed transposed, so that the query heads of a group are the 8 columns of a
- * tile and not 16 rows: Sᵀ = K · Qᵀ, Oᵀ = Vᵀ · Pᵀ. Which element of a head stands at which k of the
- * first product does not matter as long as both sides agree, nor which column of V is which row of
- * the second: so each thread loads 16 bytes of a row of K, and of rows of V, and these are its
- * fragments. Only V's need two rows shuffled together, and Pᵀ a transposition of 8x8 tiles.
+ * What is loaded and how it is multiplied, of bf16 and of 8-bit elements with scales, is in
+ * decode_step.cuh.
  *
  * Warps, CTAs of a cluster and parts of a sequence are merged in the order of their numbers: warps
  * in shared memory; CTAs by sending each head to the one that it belongs to, which finishes an item
  * when the next has been sent; parts by a kernel of its own. */
-#include <math.h>
-
-#include "ops/cuda/kernels/decode_attention_params.h"
-#include "ops/cuda/kernels/ptx.cuh"
-#include "ops/cuda/kernels/ptx_warp.cuh"
+#include "ops/cuda/kernels/decode_step.cuh"
 
 #define WARPS (DECODE_THREADS / 32)
-#define FULL_MASK 0xffffffffu
 
 typedef struct decode_attention_kernel_params decode_params;
 
@@ -58,10 +50,12 @@ static __device__ __forceinline__ int32_t num_parts_of(const decode_params &para
     return num_queries == 1 ? DECODE_PARTS(end_block - first_block, params.most_parts) : 0;
 }
 
-/* A cluster's next items, found 32 at a time: each lane looks at one. Every warp does the same. */
+/* A cluster's next items, found 32 at a time: each lane looks at one. Every warp does the same, and
+ * has its queue and what it found in shared memory. */
 struct decode_queue {
     int32_t next;     /* number that lane 0 looks at next */
     uint32_t waiting; /* lanes whose item exists and was not taken */
+    struct decode_item found[32];
 };
 
 /* Whether an item has this number; item: of all its keys. */
@@ -91,240 +85,44 @@ static __device__ __forceinline__ bool describe_item(const decode_params &params
     return true;
 }
 
-/* The next item into *item, in shared memory like what was found, of this warp alone. */
+/* The next item into *item, in shared memory too. */
 static __device__ __forceinline__ bool queue_pop(const decode_params &params,
-                                                 struct decode_queue &queue,
-                                                 struct decode_item (&found)[32],
+                                                 struct decode_queue *queue,
                                                  struct decode_item *item)
 {
     int lane = threadIdx.x % 32;
-    while (queue.waiting == 0) {
-        if (queue.next >= params.num_items) {
+    int32_t next = queue->next;
+    uint32_t waiting = queue->waiting;
+    while (waiting == 0) {
+        if (next >= params.num_items) {
             return false;
         }
         struct decode_item candidate;
-        bool exists = describe_item(params, queue.next + lane * params.num_clusters, &candidate);
+        bool exists = describe_item(params, next + lane * params.num_clusters, &candidate);
         if (exists) {
-            found[lane] = candidate;
+            queue->found[lane] = candidate;
         }
-        queue.waiting = __ballot_sync(FULL_MASK, exists);
-        __syncwarp();
-        queue.next += 32 * params.num_clusters;
+        waiting = __ballot_sync(FULL_MASK, exists);
+        next += 32 * params.num_clusters;
     }
-    const int32_t *words = &found[__ffs(queue.waiting) - 1].seq;
-    queue.waiting &= queue.waiting - 1;
+    __syncwarp();
+    const int32_t *words = &queue->found[__ffs(waiting) - 1].seq;
     if (lane < DECODE_ITEM_WORDS) {
         (&item->seq)[lane] = words[lane];
     }
+    queue->next = next;
+    queue->waiting = waiting & (waiting - 1);
     __syncwarp();
     return true;
 }
 
-/* A step of a warp: as many blocks as make 128 registers of 32 threads. */
-template <int HEAD_DIM> struct decode_step {
-    static constexpr int BLOCKS = 128 / HEAD_DIM;
-    /* Of rows r and r + 8: elements 8 q and on, every 32, with r = lane / 4, q = lane % 4. */
-    uint32_t keys[BLOCKS][2][HEAD_DIM / 32][4];
-    /* Of rows 2 q, 2 q + 1 and both + 8: elements 8 r and on, every 64. */
-    uint32_t values[BLOCKS][4][HEAD_DIM / 64][4];
-};
-
-template <int N_TILES, int HEAD_DIM> struct decode_state {
-    /* Rows of Oᵀ: elements 64 c + 8 r + 2 t and the next; columns: heads 2 q and the next. */
-    float accum[HEAD_DIM / 64][4][N_TILES][4];
-    float largest[N_TILES][2], sum[N_TILES][2]; /* sum: of this thread's keys alone */
-};
-
-static __device__ __forceinline__ bool key_counts(int32_t low, int32_t high, int32_t key)
-{
-    return (uint32_t)(key - low) < (uint32_t)(high - low);
-}
-
-/* base: of a block, this head's keys or values. All of its rows are read, of which some may hold no
- * key: mask takes care of them. */
-template <int HEAD_DIM>
-static __device__ __forceinline__ void load_keys(const unsigned char *base,
-                                                 uint32_t (&keys)[2][HEAD_DIM / 32][4])
-{
-    int lane = threadIdx.x % 32;
-    const unsigned char *from = base + lane / 4 * HEAD_DIM * 2 + lane % 4 * 16;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 32; i++) {
-            load_once_16(keys[half][i], from + half * 8 * HEAD_DIM * 2 + i * 64);
-        }
-    }
-}
-
-template <int HEAD_DIM>
-static __device__ __forceinline__ void load_values(const unsigned char *base,
-                                                   uint32_t (&values)[4][HEAD_DIM / 64][4])
-{
-    int lane = threadIdx.x % 32;
-    const unsigned char *from = base + lane % 4 * 2 * HEAD_DIM * 2 + lane / 4 * 16;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-#pragma unroll
-        for (int c = 0; c < HEAD_DIM / 64; c++) {
-            load_once_16(values[i][c], from + (i % 2 + i / 2 * 8) * HEAD_DIM * 2 + c * 128);
-        }
-    }
-}
-
-/* scores: rows r and r + 8 of a block, heads 2 q and the next. */
-template <int N_TILES, int HEAD_DIM>
-static __device__ __forceinline__ void multiply_keys(
-    float (&scores)[N_TILES][4], const uint32_t (&keys)[2][HEAD_DIM / 32][4],
-    const uint32_t (&queries)[N_TILES][HEAD_DIM / 32][4])
-{
-#pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            scores[n][i] = 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 32; i++) {
-#pragma unroll
-            for (int half = 0; half < 4; half += 2) {
-                const uint32_t a[4] = {keys[0][i][half], keys[1][i][half], keys[0][i][half + 1],
-                                       keys[1][i][half + 1]};
-                matrix_multiply_add(scores[n], a, queries[n][i][half], queries[n][i][half + 1]);
-            }
-        }
-    }
-}
-
-/* Keys that do not count score -infinity, and their values become zeros: weight 0 times what was
- * never written might be no number. */
-template <int N_TILES, int HEAD_DIM, int BLOCKS>
-static __device__ __forceinline__ void mask(const struct decode_run &run, int32_t block,
-                                            float (&scores)[BLOCKS][N_TILES][4],
-                                            uint32_t (&values)[BLOCKS][4][HEAD_DIM / 64][4])
-{
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < BLOCKS; i++) {
-        int32_t first = (block + i) * ATTENTION_BLOCK_SIZE;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            bool counts = key_counts(run.low, run.high, first + lane / 4 + j / 2 * 8);
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) {
-                scores[i][n][j] = counts ? scores[i][n][j] : -INFINITY;
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (!key_counts(run.low, run.high, first + lane % 4 * 2 + j % 2 + j / 2 * 8)) {
-#pragma unroll
-                for (int c = 0; c < HEAD_DIM / 64; c++) {
-#pragma unroll
-                    for (int word = 0; word < 4; word++) {
-                        values[i][j][c][word] = 0;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/* The largest over a step's keys, which the threads of equal lane % 4 share. */
-template <int N_TILES, int BLOCKS>
-static __device__ __forceinline__ float step_largest(const float (&scores)[BLOCKS][N_TILES][4],
-                                                     int n, int head, float largest)
-{
-#pragma unroll
-    for (int i = 0; i < BLOCKS; i++) {
-        largest = fmaxf(largest, fmaxf(scores[i][n][head], scores[i][n][head + 2]));
-    }
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, distance));
-    }
-    return largest;
-}
-
-/* scores become exp(score - largest); sums and accumulators follow a largest that has grown. */
-template <int N_TILES, int HEAD_DIM, int BLOCKS>
-static __device__ __forceinline__ void soften(float exp2_scale, float (&scores)[BLOCKS][N_TILES][4],
-                                              struct decode_state<N_TILES, HEAD_DIM> &state)
-{
-#pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
-        float shrink[2];
-        bool has_grown = false;
-#pragma unroll
-        for (int head = 0; head < 2; head++) {
-            float before = state.largest[n][head];
-            float largest = step_largest<N_TILES, BLOCKS>(scores, n, head, before);
-            /* Nothing but -infinity so far: minus itself it is no number. */
-            float base = largest == -INFINITY ? 0.0f : largest * exp2_scale;
-            /* Exactly 1 where nothing has changed: heads of other threads may have. */
-            shrink[head] = largest > before ? exp2_approx((before - largest) * exp2_scale) : 1.0f;
-            has_grown = has_grown || largest > before;
-            state.largest[n][head] = largest;
-            state.sum[n][head] *= shrink[head];
-#pragma unroll
-            for (int i = 0; i < BLOCKS; i++) {
-#pragma unroll
-                for (int j = head; j < 4; j += 2) {
-                    scores[i][n][j] = exp2_approx(scores[i][n][j] * exp2_scale - base);
-                    state.sum[n][head] += scores[i][n][j];
-                }
-            }
-        }
-        if (__any_sync(FULL_MASK, has_grown)) {
-#pragma unroll
-            for (int c = 0; c < HEAD_DIM / 64; c++) {
-#pragma unroll
-                for (int t = 0; t < 4; t++) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        state.accum[c][t][n][i] *= shrink[i % 2];
-                    }
-                }
-            }
-        }
-    }
-}
-
-/* accum += Vᵀ · Pᵀ of one block */
-template <int N_TILES, int HEAD_DIM>
-static __device__ __forceinline__ void multiply_values(
-    const float (&weights)[N_TILES][4], const uint32_t (&values)[4][HEAD_DIM / 64][4],
-    struct decode_state<N_TILES, HEAD_DIM> &state)
-{
-    uint32_t b[N_TILES][2];
-#pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
-        b[n][0] = matrix_transpose(bf16x2_round(weights[n][0], weights[n][1]));
-        b[n][1] = matrix_transpose(bf16x2_round(weights[n][2], weights[n][3]));
-    }
-#pragma unroll
-    for (int c = 0; c < HEAD_DIM / 64; c++) {
-#pragma unroll
-        for (int t = 0; t < 4; t++) {
-            const uint32_t a[4] = {halves_low(values[0][c][t], values[1][c][t]),
-                                   halves_high(values[0][c][t], values[1][c][t]),
-                                   halves_low(values[2][c][t], values[3][c][t]),
-                                   halves_high(values[2][c][t], values[3][c][t])};
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) {
-                matrix_multiply_add(state.accum[c][t][n], a, b[n][0], b[n][1]);
-            }
-        }
-    }
-}
-
 /* What a warp has at hand: the item that it computes, or of which it loads the first step. */
-template <int N_TILES, int HEAD_DIM> struct decode_work {
-    struct decode_run run;
-    int32_t entry;            /* lane l: of the table, the l-th of the 32 blocks around here */
-    int32_t seq, keys_offset; /* of the KV head in a block */
-    uint32_t queries[N_TILES][HEAD_DIM / 32][4];
-    struct decode_step<HEAD_DIM> step;
+template <int KIND, int N_TILES, int HEAD_DIM> struct decode_work {
+    int32_t begin, end;  /* blocks of its run */
+    int32_t entry;       /* lane l: of the table, the l-th of the 32 blocks around here */
+    int32_t keys_offset; /* of the KV head in a block */
+    struct decode_queries<KIND, N_TILES, HEAD_DIM> queries;
+    struct decode_step<KIND, HEAD_DIM> step;
 };
 
 /* Head h of a cluster's 8 or 16 belongs to CTA h % DECODE_CLUSTER, is row h / DECODE_CLUSTER there.
@@ -337,26 +135,26 @@ template <int N_TILES, int HEAD_DIM> struct decode_shared {
     float received_extremes[2][CLUSTER][ROWS][2]; /* largest score, sum of weights */
     float largest[WARPS][N_TILES * 8], sum[WARPS][N_TILES * 8];
     uint64_t full[2], empty[2]; /* barriers of received */
-    /* Each warp's own, so that none waits for another: items in turn, those of the queue, the next
-     * one's run and its blocks. */
-    struct decode_item items[WARPS][4], found[WARPS][32];
-    struct decode_run runs[WARPS];
+    /* Each warp's own, so that none waits for another: items in turn, those of the queue, runs
+     * of this one and the next, the next one's blocks. */
+    struct decode_item items[WARPS][4];
+    struct decode_queue queues[WARPS];
+    struct decode_run runs[WARPS][2];
     int32_t entries[WARPS][32];
 };
 
 /* Takes the next item from the queue: the place count % 4 of items, this warp's run of it, empty if
  * there is no item, and the first entries of its table. */
-template <int N_TILES, int HEAD_DIM>
-static __device__ __forceinline__ bool find_item(const decode_params &params,
-                                                 struct decode_queue &queue, int32_t count,
+template <int KIND, int N_TILES, int HEAD_DIM>
+static __device__ __forceinline__ bool find_item(const decode_params &params, int32_t count,
                                                  struct decode_shared<N_TILES, HEAD_DIM> *shared)
 {
-    constexpr int BLOCKS = decode_step<HEAD_DIM>::BLOCKS;
+    constexpr int BLOCKS = decode_step<KIND, HEAD_DIM>::BLOCKS;
     constexpr int SLOTS = DECODE_CLUSTER(HEAD_DIM) * WARPS;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     struct decode_item *item = &shared->items[warp][count % 4];
     struct decode_run run = {0, 0, 0, 0};
-    bool exists = queue_pop(params, queue, shared->found[warp], item);
+    bool exists = queue_pop(params, &shared->queues[warp], item);
     if (exists) {
         int32_t begin = item->begin, end = item->end;
         int32_t length = (end - begin + SLOTS * BLOCKS - 1) / (SLOTS * BLOCKS) * BLOCKS;
@@ -371,33 +169,34 @@ static __device__ __forceinline__ bool find_item(const decode_params &params,
         }
     }
     if (lane == 0) {
-        shared->runs[warp] = run;
+        shared->runs[warp][count % 2] = run;
     }
     __syncwarp();
     return exists;
 }
 
 /* Turns to the item that was found, if it exists: what it reads, and where. */
-template <int N_TILES, int HEAD_DIM>
+template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void take_run(
     const decode_params &params, const struct decode_shared<N_TILES, HEAD_DIM> *shared,
-    int32_t count, bool exists, struct decode_work<N_TILES, HEAD_DIM> &work)
+    int32_t count, bool exists, struct decode_work<KIND, N_TILES, HEAD_DIM> &work)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    work.run = shared->runs[warp];
+    work.begin = shared->runs[warp][count % 2].begin;
+    work.end = shared->runs[warp][count % 2].end;
     if (exists) {
         const struct decode_item *item = &shared->items[warp][count % 4];
         work.entry = shared->entries[warp][lane];
-        work.seq = item->seq;
-        work.keys_offset = item->column % params.num_kv_heads * ATTENTION_BLOCK_SIZE * HEAD_DIM * 2;
+        work.keys_offset =
+            item->column % params.num_kv_heads * decode_step<KIND, HEAD_DIM>::HEAD_BYTES;
     }
-    __syncwarp(); /* the place of the run may be written again */
+    __syncwarp(); /* the place of the blocks may be written again */
 }
 
-template <int N_TILES, int HEAD_DIM>
+template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void load_queries(
     const decode_params &params, const struct decode_shared<N_TILES, HEAD_DIM> *shared,
-    int32_t count, struct decode_work<N_TILES, HEAD_DIM> &work)
+    int32_t count, struct decode_work<KIND, N_TILES, HEAD_DIM> &work)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const struct decode_item *item = &shared->items[warp][count % 4];
@@ -412,109 +211,133 @@ static __device__ __forceinline__ void load_queries(
         int32_t head = first_head + n * 8 + lane / 4;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 32; i++) {
-            load_once_16_if(work.queries[n][i], q + head * HEAD_DIM + lane % 4 * 8 + i * 32,
-                            head < params.group_heads);
+            bool is_there = head < params.group_heads;
+            load_query(work.queries, n, i,
+                       is_there ? q + head * HEAD_DIM + lane % 4 * 8 + i * 32 : q, is_there);
         }
     }
+    if constexpr (KIND != DECODE_BF16) {
+        copy_async_commit();
+    }
 }
 
-/* Whether all keys of the step that begins at a block count. */
-template <int HEAD_DIM>
-static __device__ __forceinline__ bool step_is_whole(const struct decode_run &run, int32_t block)
+/* Where this head's keys are, of the blocks of a step. */
+template <int KIND, int N_TILES, int HEAD_DIM>
+static __device__ __forceinline__ void find_step(
+    const decode_params &params, int32_t block,
+    const struct decode_work<KIND, N_TILES, HEAD_DIM> &work,
+    const unsigned char *(&keys)[decode_step<KIND, HEAD_DIM>::BLOCKS])
 {
-    int32_t first = block * ATTENTION_BLOCK_SIZE;
-    return first >= run.low &&
-           first + decode_step<HEAD_DIM>::BLOCKS * ATTENTION_BLOCK_SIZE <= run.high;
+#pragma unroll
+    for (int i = 0; i < decode_step<KIND, HEAD_DIM>::BLOCKS; i++) {
+        int32_t place = __shfl_sync(FULL_MASK, work.entry, (block - work.begin) % 32 + i);
+        keys[i] = params.keys + work.keys_offset + place * params.block_bytes;
+    }
 }
 
-/* The keys of a step, and where its blocks lie. */
-template <int N_TILES, int HEAD_DIM>
+/* The keys of a step of item count, or of the first step of any. */
+template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void load_step_keys(
-    const decode_params &params, int32_t block, struct decode_work<N_TILES, HEAD_DIM> &work,
-    const unsigned char *(&base)[decode_step<HEAD_DIM>::BLOCKS])
+    const decode_params &params, const struct decode_shared<N_TILES, HEAD_DIM> *shared,
+    int32_t count, int32_t block, struct decode_work<KIND, N_TILES, HEAD_DIM> &work)
 {
-    int32_t in_run = block - work.run.begin, lane = threadIdx.x % 32;
+    constexpr int BLOCKS = decode_step<KIND, HEAD_DIM>::BLOCKS;
+    const unsigned char *keys[BLOCKS];
+    int32_t in_run = block - work.begin, lane = threadIdx.x % 32;
     if (in_run > 0 && in_run % 32 == 0) {
-        const int32_t *table = params.block_tables + (int64_t)work.seq * params.max_blocks;
-        work.entry = table[min(block + lane, work.run.end - 1)];
+        int32_t seq = shared->items[threadIdx.x / 32][count % 4].seq;
+        const int32_t *table = params.block_tables + (int64_t)seq * params.max_blocks;
+        work.entry = table[min(block + lane, work.end - 1)];
     }
+    find_step(params, block, work, keys);
 #pragma unroll
-    for (int i = 0; i < decode_step<HEAD_DIM>::BLOCKS; i++) {
-        base[i] = params.keys + work.keys_offset +
-                  __shfl_sync(FULL_MASK, work.entry, in_run % 32 + i) * params.block_bytes;
-        load_keys<HEAD_DIM>(base[i], work.step.keys[i]);
+    for (int i = 0; i < BLOCKS; i++) {
+        load_keys(keys[i], i, work.step);
+    }
+    if constexpr (KIND != DECODE_BF16) {
+        load_scales<KIND, HEAD_DIM>(keys, work.step.key_scales);
     }
 }
 
-template <int N_TILES, int HEAD_DIM>
+/* Its values, behind its keys. */
+template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void load_step_values(
-    const decode_params &params, struct decode_work<N_TILES, HEAD_DIM> &work,
-    const unsigned char *const (&base)[decode_step<HEAD_DIM>::BLOCKS])
+    const decode_params &params, int32_t block, struct decode_work<KIND, N_TILES, HEAD_DIM> &work)
 {
+    constexpr int BLOCKS = decode_step<KIND, HEAD_DIM>::BLOCKS;
+    const unsigned char *values[BLOCKS];
+    find_step(params, block, work, values);
 #pragma unroll
-    for (int i = 0; i < decode_step<HEAD_DIM>::BLOCKS; i++) {
-        load_values<HEAD_DIM>(base[i] + params.value_bytes, work.step.values[i]);
+    for (int i = 0; i < BLOCKS; i++) {
+        values[i] += params.value_bytes;
+        load_values(values[i], i, work.step);
+    }
+    if constexpr (KIND != DECODE_BF16) {
+        load_scales<KIND, HEAD_DIM>(values, work.step.value_scales);
     }
 }
 
 /* Asks for the second step of a run, of blocks before end, so that it is in L2 when it is loaded:
  * there are registers for the first one only. */
-template <int N_TILES, int HEAD_DIM>
+template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void prefetch_step(
-    const decode_params &params, int32_t end, const struct decode_work<N_TILES, HEAD_DIM> &work)
+    const decode_params &params, int32_t end,
+    const struct decode_work<KIND, N_TILES, HEAD_DIM> &work)
 {
-    constexpr int BLOCKS = decode_step<HEAD_DIM>::BLOCKS;
+    constexpr int BLOCKS = decode_step<KIND, HEAD_DIM>::BLOCKS;
     int lane = threadIdx.x % 32;
-    if (lane >= BLOCKS && lane < 2 * BLOCKS && work.run.begin + lane < end) {
+    if (lane >= BLOCKS && lane < 2 * BLOCKS && work.begin + lane < end) {
         const unsigned char *keys =
             params.keys + work.keys_offset + work.entry * params.block_bytes;
-        prefetch_to_l2(keys, ATTENTION_BLOCK_SIZE * HEAD_DIM * 2);
-        prefetch_to_l2(keys + params.value_bytes, ATTENTION_BLOCK_SIZE * HEAD_DIM * 2);
+        prefetch_to_l2(keys, decode_step<KIND, HEAD_DIM>::HEAD_BYTES);
+        prefetch_to_l2(keys + params.value_bytes, decode_step<KIND, HEAD_DIM>::HEAD_BYTES);
     }
 }
 
 /* Computes the item at hand, of which the first step is loaded or has no keys, and loads the first
  * step of the next. */
-template <int N_TILES, int HEAD_DIM>
+template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void walk(const decode_params &params,
                                             const struct decode_shared<N_TILES, HEAD_DIM> *shared,
                                             int32_t count, bool has_next,
-                                            struct decode_work<N_TILES, HEAD_DIM> &work,
+                                            struct decode_work<KIND, N_TILES, HEAD_DIM> &work,
                                             struct decode_state<N_TILES, HEAD_DIM> &state)
 {
-    constexpr int BLOCKS = decode_step<HEAD_DIM>::BLOCKS;
-    int32_t block = work.run.begin;
+    constexpr int BLOCKS = decode_step<KIND, HEAD_DIM>::BLOCKS;
+    int32_t block = work.begin;
     bool is_last;
+    arrange_queries(work.queries);
     do {
         float scores[BLOCKS][N_TILES][4];
-        const unsigned char *base[BLOCKS];
-#pragma unroll
-        for (int i = 0; i < BLOCKS; i++) {
-            multiply_keys<N_TILES, HEAD_DIM>(scores[i], work.step.keys[i], work.queries);
-        }
-        if (!step_is_whole<HEAD_DIM>(work.run, block)) {
-            mask<N_TILES, HEAD_DIM, BLOCKS>(work.run, block, scores, work.step.values);
+        multiply_keys(scores, work.step, work.queries);
+        if (block + BLOCKS >= work.end || params.window > 0) {
+            const struct decode_run &run = shared->runs[threadIdx.x / 32][count % 2];
+            int32_t low = run.low, high = run.high, first_key = block * ATTENTION_BLOCK_SIZE;
+            if (first_key < low || first_key + BLOCKS * ATTENTION_BLOCK_SIZE > high) {
+                mask_scores(low, high, first_key, scores);
+                clear_values(low, high, first_key, work.step);
+            }
         }
         block += BLOCKS;
-        is_last = block >= work.run.end;
+        is_last = block >= work.end;
         if (is_last) {
-            take_run<N_TILES, HEAD_DIM>(params, shared, count + 1, has_next, work);
+            take_run<KIND, N_TILES, HEAD_DIM>(params, shared, count + 1, has_next, work);
             if (has_next) {
-                load_queries<N_TILES, HEAD_DIM>(params, shared, count + 1, work);
+                load_queries<KIND, N_TILES, HEAD_DIM>(params, shared, count + 1, work);
             }
-            block = work.run.begin;
+            block = work.begin;
         }
-        bool is_more = block < work.run.end;
+        bool is_more = block < work.end;
         if (is_more) {
-            load_step_keys<N_TILES, HEAD_DIM>(params, block, work, base);
+            load_step_keys(params, shared, count, block, work);
         }
         soften<N_TILES, HEAD_DIM, BLOCKS>(params.exp2_scale, scores, state);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            multiply_values<N_TILES, HEAD_DIM>(scores[i], work.step.values[i], state);
+            multiply_values(scores[i], work.step, i, state);
         }
         if (is_more) {
-            load_step_values<N_TILES, HEAD_DIM>(params, work, base);
+            load_step_values(params, block, work);
         }
     } while (!is_last);
 }
@@ -542,12 +365,12 @@ static __device__ __forceinline__ void clear_state(struct decode_state<N_TILES, 
     }
 }
 
-template <int N_TILES, int HEAD_DIM>
+template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void share_state(
     const struct decode_state<N_TILES, HEAD_DIM> &state,
     struct decode_shared<N_TILES, HEAD_DIM> *shared)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32, lane = lane_read();
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
@@ -564,11 +387,15 @@ static __device__ __forceinline__ void share_state(
             }
 #pragma unroll
             for (int c = 0; c < HEAD_DIM / 64; c++) {
-                float4 *to = (float4 *)&shared->accum[warp][head][c * 64 + lane / 4 * 8];
-                to[0] = make_float4(state.accum[c][0][n][i], state.accum[c][0][n][i + 2],
-                                    state.accum[c][1][n][i], state.accum[c][1][n][i + 2]);
-                to[1] = make_float4(state.accum[c][2][n][i], state.accum[c][2][n][i + 2],
-                                    state.accum[c][3][n][i], state.accum[c][3][n][i + 2]);
+                const float unit = result_unit<KIND>();
+                int column = accum_column<KIND, HEAD_DIM>(c);
+                float4 *to = (float4 *)&shared->accum[warp][head][column];
+#pragma unroll
+                for (int t = 0; t < 4; t += 2) {
+                    to[t / 2] = make_float4(
+                        unit * state.accum[c][t][n][i], unit * state.accum[c][t][n][i + 2],
+                        unit * state.accum[c][t + 1][n][i], unit * state.accum[c][t + 1][n][i + 2]);
+                }
             }
         }
     }
@@ -702,19 +529,23 @@ static __device__ __forceinline__ void finish_item(const decode_params &params, 
     }
 }
 
-template <int N_TILES, int HEAD_DIM>
+template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void attend(const decode_params &params)
 {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     static_assert(sizeof(struct decode_shared<N_TILES, HEAD_DIM>) <=
-                      DECODE_SHARED(HEAD_DIM, N_TILES * 8),
+                          DECODE_SHARED(HEAD_DIM, N_TILES * 8) &&
+                      sizeof(struct decode_shared<N_TILES, HEAD_DIM>) % 16 == 0,
                   "the launch gives too little");
     struct decode_shared<N_TILES, HEAD_DIM> *shared =
         (struct decode_shared<N_TILES, HEAD_DIM> *)dynamic_shared;
     constexpr int CLUSTER = DECODE_CLUSTER(HEAD_DIM);
-    struct decode_queue queue = {.next = (int32_t)blockIdx.x / CLUSTER, .waiting = 0};
-    struct decode_work<N_TILES, HEAD_DIM> work;
-    const unsigned char *base[decode_step<HEAD_DIM>::BLOCKS];
+    struct decode_work<KIND, N_TILES, HEAD_DIM> work;
+    if constexpr (KIND != DECODE_BF16) {
+        work.queries.pieces = shared_address(shared + 1) +
+                              threadIdx.x / 32 * DECODE_QUERY_BYTES(HEAD_DIM, N_TILES * 8) +
+                              threadIdx.x % 32 * 16;
+    }
 
     if (threadIdx.x == 0) {
         for (int buffer = 0; buffer < 2; buffer++) {
@@ -725,35 +556,39 @@ static __device__ __forceinline__ void attend(const decode_params &params)
         arm(shared, 0);
         arm(shared, 1);
     }
+    if (threadIdx.x % 32 == 0) {
+        shared->queues[threadIdx.x / 32].next = (int32_t)blockIdx.x / CLUSTER;
+        shared->queues[threadIdx.x / 32].waiting = 0;
+    }
     __syncthreads();
     cluster_arrive();
     grid_release_next();
-    if (!find_item<N_TILES, HEAD_DIM>(params, queue, 0, shared)) {
+    if (!find_item<KIND, N_TILES, HEAD_DIM>(params, 0, shared)) {
         grid_wait_for_previous(); /* the next kernel counts on it */
         return;                   /* as the whole cluster does */
     }
-    take_run<N_TILES, HEAD_DIM>(params, shared, 0, true, work);
-    bool has_keys = work.run.begin < work.run.end;
+    take_run<KIND, N_TILES, HEAD_DIM>(params, shared, 0, true, work);
+    bool has_keys = work.begin < work.end;
     int32_t newest = (shared->items[threadIdx.x / 32][0].high - 1) / ATTENTION_BLOCK_SIZE;
-    bool is_early = work.run.begin + decode_step<HEAD_DIM>::BLOCKS <= newest;
+    bool is_early = work.begin + decode_step<KIND, HEAD_DIM>::BLOCKS <= newest;
     if (has_keys && is_early) {
-        load_step_keys<N_TILES, HEAD_DIM>(params, work.run.begin, work, base);
-        load_step_values<N_TILES, HEAD_DIM>(params, work, base);
-        prefetch_step<N_TILES, HEAD_DIM>(params, min(work.run.end, newest), work);
+        load_step_keys(params, shared, 0, work.begin, work);
+        load_step_values(params, work.begin, work);
+        prefetch_step<KIND, N_TILES, HEAD_DIM>(params, min(work.end, newest), work);
     }
     grid_wait_for_previous();
-    load_queries<N_TILES, HEAD_DIM>(params, shared, 0, work);
+    load_queries<KIND, N_TILES, HEAD_DIM>(params, shared, 0, work);
     if (has_keys && !is_early) {
-        load_step_keys<N_TILES, HEAD_DIM>(params, work.run.begin, work, base);
-        load_step_values<N_TILES, HEAD_DIM>(params, work, base);
+        load_step_keys(params, shared, 0, work.begin, work);
+        load_step_values(params, work.begin, work);
     }
     for (int32_t count = 0;; count++) {
         struct decode_state<N_TILES, HEAD_DIM> state;
-        bool has_next = find_item<N_TILES, HEAD_DIM>(params, queue, count + 1, shared);
+        bool has_next = find_item<KIND, N_TILES, HEAD_DIM>(params, count + 1, shared);
         clear_state<N_TILES, HEAD_DIM>(state);
-        walk<N_TILES, HEAD_DIM>(params, shared, count, has_next, work, state);
+        walk<KIND, N_TILES, HEAD_DIM>(params, shared, count, has_next, work, state);
         __syncthreads(); /* the heads before have been sent */
-        share_state<N_TILES, HEAD_DIM>(state, shared);
+        share_state<KIND, N_TILES, HEAD_DIM>(state, shared);
         __syncthreads();
         if (count == 0) {
             cluster_wait(); /* all barriers exist */
@@ -772,12 +607,17 @@ static __device__ __forceinline__ void attend(const decode_params &params)
     }
 }
 
-#define DECODE_ATTENTION(head_dim, heads)                                                   \
-    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, (heads) == 8 ? 3 : 2)      \
-        decode_attention_##head_dim##_##heads(const __grid_constant__ decode_params params) \
-    {                                                                                       \
-        attend<(heads) / 8, head_dim>(params);                                              \
+#define DECODE_ATTENTION_OF(kind, number, head_dim, heads)                                      \
+    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, DECODE_SM_CTAS(number, heads)) \
+        decode_attention_##kind##_##head_dim##_##heads(                                         \
+            const __grid_constant__ decode_params params)                                       \
+    {                                                                                           \
+        attend<number, (heads) / 8, head_dim>(params);                                          \
     }
+#define DECODE_ATTENTION(head_dim, heads)                   \
+    DECODE_ATTENTION_OF(bf16, DECODE_BF16, head_dim, heads) \
+    DECODE_ATTENTION_OF(int8, DECODE_INT8, head_dim, heads) \
+    DECODE_ATTENTION_OF(fp8, DECODE_FP8, head_dim, heads)
 DECODE_ATTENTION(64, 8)
 DECODE_ATTENTION(64, 16)
 DECODE_ATTENTION(128, 8)

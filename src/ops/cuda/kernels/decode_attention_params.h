@@ -73,10 +73,21 @@ struct decode_attention_kernel_params {
     int32_t num_columns, num_rows, num_items, num_clusters;
     int32_t window;     /* 0: none */
     int32_t most_parts; /* of a sequence */
-    float exp2_scale;   /* scale * log2(e) */
+    float exp2_scale;   /* scale * log2(e); times the score unit of 8-bit elements */
 };
 
+/* What keys and values are kept in. */
+enum { DECODE_BF16, DECODE_INT8, DECODE_FP8 };
+#define DECODE_GROUP 32 /* elements with a scale */
+/* Codes are multiplied as 2^-120 (E4M3) or 2^-6 (INT8) times themselves, with queries that are 2^64
+ * times themselves in the first case: exp2_scale has the rest. */
+#define DECODE_FP8_QUERY_EXPONENT 64
+#define DECODE_FP8_SCORE_UNIT 0x1p56f
+#define DECODE_INT8_SCORE_UNIT 0x1p6f
+
 #define DECODE_THREADS 128
+/* CTAs that an SM has registers for. */
+#define DECODE_SM_CTAS(kind, heads) ((heads) != 8 ? 2 : (kind) == DECODE_BF16 ? 3 : 4)
 /* CTAs of a cluster: with a block or two for each of its warps it reads 512 keys at once. */
 #define DECODE_CLUSTER(head_dim) ((head_dim) == 64 ? 4 : 8)
 /* Clusters of a launch, on DECODE_CLUSTERS_SMS SMs, with 3 CTAs on an SM (8 heads) or 2. An idle
@@ -86,6 +97,9 @@ struct decode_attention_kernel_params {
 #define DECODE_CLUSTERS_SMS 132
 #define DECODE_CLUSTERS(head_dim, heads) \
     ((head_dim) == 64 ? ((heads) == 8 ? 86 : 57) : ((heads) == 8 ? 40 : 27))
+/* The same of 8-bit elements, with 4 CTAs on an SM (8 heads) or 2. */
+#define DECODE_SCALED_CLUSTERS(head_dim, heads) \
+    ((heads) != 8 ? DECODE_CLUSTERS(head_dim, heads) : (head_dim) == 64 ? 114 : 54)
 /* Parts of a sequence that reads num_blocks blocks, a function of nothing else, so that its bits do
  * not depend on the batch: so many that a single long sequence has enough loads under way, but few,
  * since each costs a beginning and a merge, and so that items of several long sequences divide into
@@ -100,6 +114,14 @@ struct decode_attention_kernel_params {
                          : (num_columns) <= 8  ? 5                   \
                          : (num_columns) >= 20 ? 2                   \
                                                : 40 / (num_columns)))
+/* Of 8-bit elements, whose warps are busy for longer with as many bytes, twice as many: 54 clusters
+ * by 40 items of a sequence of 4 KV heads, 8 of which are 6 rounds. */
+#define DECODE_SCALED_MOST_PARTS(head_dim, num_columns)          \
+    ((num_columns) <= 2 && (head_dim) == 64 ? 14                 \
+     : (num_columns) <= 3                   ? DECODE_PARTS_LIMIT \
+     : (num_columns) <= 5                   ? 10                 \
+     : (num_columns) >= 27                  ? 2                  \
+                                            : 54 / (num_columns))
 #define DECODE_PARTS(num_blocks, most_parts)         \
     ((num_blocks) >= (most_parts)*DECODE_PART_BLOCKS \
          ? (most_parts)                              \
@@ -108,13 +130,21 @@ struct decode_attention_kernel_params {
 /* What warps and CTAs tell each other: 4 x heads rows and 2 x 8 rows for 8 heads, extremes,
  * barriers and tables. */
 #define DECODE_SHARED(head_dim, heads) ((4 * (head_dim) + 2 * (head_dim) + 64) * 4 * (heads) + 8192)
+/* Beside 8-bit elements queries lie there as well, those of each warp for itself. */
+#define DECODE_QUERY_BYTES(head_dim, heads) ((heads) * (head_dim)*2)
+#define DECODE_SCALED_SHARED(head_dim, heads) \
+    (DECODE_SHARED(head_dim, heads) + 4 * DECODE_QUERY_BYTES(head_dim, heads))
 
-#define DECODE_ATTENTION_KERNEL(X, head_dim, heads)            \
-    X(decode_attention_##head_dim##_##heads, decode_attention, \
-      struct decode_attention_kernel_params, DECODE_SHARED(head_dim, heads))
+/* decode_attention_<kind>_<head_dim>_<heads of a group that a CTA takes> */
+#define DECODE_ATTENTION_KERNEL(X, head_dim, heads)                                 \
+    X(decode_attention_bf16_##head_dim##_##heads, decode_attention,                 \
+      struct decode_attention_kernel_params, DECODE_SHARED(head_dim, heads))        \
+    X(decode_attention_int8_##head_dim##_##heads, decode_attention,                 \
+      struct decode_attention_kernel_params, DECODE_SCALED_SHARED(head_dim, heads)) \
+    X(decode_attention_fp8_##head_dim##_##heads, decode_attention,                  \
+      struct decode_attention_kernel_params, DECODE_SCALED_SHARED(head_dim, heads))
 
-/* X(symbol, image, params type, most dynamic shared bytes); decode_attention_<head_dim>_<heads of a
- * group that a CTA takes> */
+/* X(symbol, image, params type, most dynamic shared bytes) */
 #define DECODE_ATTENTION_KERNELS(X)                   \
     TENSOR_ATTENTION_LIST(TENSOR_ATTENTION_KERNEL, X) \
     DECODE_ATTENTION_KERNEL(X, 64, 8)                 \

@@ -16,9 +16,19 @@
  * are masked changes nothing (max as before, O times exactly 1, P exactly 0), so it does not matter
  * which rows share its tile, nor how the prompt was cut.
  *
+ * Of a cache of 8-bit elements with scales, all four warps of the producer have blocks of their own
+ * to bring: each asks the copy engine for them as they are, several tiles ahead, widens those that
+ * have come to bf16, scale and all, rounded once, and stores them where boxes of bf16 would have
+ * come. Consumers do not know the difference, and the bits are those of a bf16 cache that holds the
+ * rounded elements.
+ *
+ *   copies    K 0 V 0 K 1 | V 1 | K 2 | V 2 ...
+ *   widen                 | K 0 | V 0 | K 1 ...
+ *
  * Shared memory: Q [consumers][panels][64 rows], K and V [stages][panels][128 keys], a panel being
- * 64 columns in rows of 128 bytes, swizzled; then the barriers. K and V of a tile each have their
- * own full and empty barrier. */
+ * 64 columns in rows of 128 bytes, swizzled; then the barriers; then what the producer's warps have
+ * yet to widen, and its barriers. K and V of a tile each have their own full and empty barrier. */
+#include "ops/cuda/kernels/kv_elements.cuh"
 #include "ops/cuda/kernels/prefill_attention_params.h"
 #include "ops/cuda/kernels/ptx_attention.cuh"
 
@@ -205,6 +215,134 @@ __device__ __forceinline__ void produce(const struct prefill_attention_params &p
             }
         }
         previous = current;
+    }
+}
+
+/* ---- producer of 8-bit elements -------------------------------------------------------------- */
+
+enum prefill_kind { PREFILL_BF16, PREFILL_INT8, PREFILL_FP8 };
+
+/* Four codes times their scale (of INT8 2^6 times it). */
+template <int KIND>
+__device__ __forceinline__ void widen_word(uint32_t codes, uint32_t scales, uint32_t &first,
+                                           uint32_t &second)
+{
+    /* Bytes 0 and 1 are neighbours, and so must they be in bf16. */
+    split_codes<KIND == PREFILL_FP8>(__byte_perm(codes, 0, 0x3120), first, second);
+    if constexpr (KIND == PREFILL_FP8) {
+        first = bf16x2_multiply(first, BF16X2_POWER(120));
+        second = bf16x2_multiply(second, BF16X2_POWER(120));
+    } else {
+        first = int8_centre(first);
+        second = int8_centre(second);
+    }
+    first = bf16x2_multiply(first, scales);
+    second = bf16x2_multiply(second, scales);
+}
+
+/* A block's elements of one head, from where they were copied to a stage: rows first_row and on of
+ * its tile. Rows from end_row on become zeros. Each lane takes pieces of 16 elements, in an order
+ * in which eight lanes meet all banks, both where they load and where they store. */
+template <int KIND, int HEAD_DIM>
+__device__ __forceinline__ void widen_block(uint32_t from, uint32_t stage, int first_row,
+                                            int end_row)
+{
+    constexpr int PIECES = HEAD_DIM / 16, GROUPS = HEAD_DIM / 32; /* of a row */
+    const int lane = threadIdx.x % 32;
+    const int piece = lane % PIECES;
+
+#pragma unroll(HEAD_DIM == 64 && KIND == PREFILL_INT8 ? 1 : 4) /* few registers there */
+    for (int i = 0; i < PREFILL_BLOCK_SIZE * PIECES / 32; i++) {
+        /* 64 columns: rows in turn. 128: the second panel's pieces are of the other row of two. */
+        const int row =
+            PIECES == 4 ? i * 8 + lane / 4 : i * 4 + lane / 16 * 2 + (piece / 4 ^ lane / 8 % 2);
+        const int tile_row = first_row + row;
+        const uint4 codes = shared_load_16(from + row * HEAD_DIM + piece * 16);
+        uint32_t scale =
+            shared_load_2(from + PREFILL_BLOCK_SIZE * HEAD_DIM + (row * GROUPS + piece / 2) * 2);
+        const uint32_t place = stage + piece / 4 * KV_PANEL_BYTES + tile_row * ROW_BYTES;
+        scale = tile_row < end_row ? scale | scale << 16 : 0;
+        if constexpr (KIND == PREFILL_INT8)
+            scale = bf16x2_multiply(scale, BF16X2_POWER(6));
+        uint4 wide;
+        widen_word<KIND>(codes.x, scale, wide.x, wide.y);
+        widen_word<KIND>(codes.y, scale, wide.z, wide.w);
+        shared_store(place + ((piece % 4 * 2 ^ row % 8) << 4), wide);
+        widen_word<KIND>(codes.z, scale, wide.x, wide.y);
+        widen_word<KIND>(codes.w, scale, wide.z, wide.w);
+        shared_store(place + ((piece % 4 * 2 + 1 ^ row % 8) << 4), wide);
+    }
+}
+
+/* Of the tiles of a warp, K and V in turn: load 2 i is K of tile i, load 2 i + 1 its V. */
+template <int HEAD_DIM, int SLOTS> struct raw_ring {
+    uint32_t slots, full; /* shared addresses, of this warp */
+    int entry;            /* lane l: of the table, block l % 2 of this warp in tile l / 2 of 16 */
+};
+
+template <int HEAD_DIM, int SLOTS>
+__device__ __forceinline__ void request_blocks(const struct prefill_attention_params &p,
+                                               const struct prefill_tile &tile, int num_blocks,
+                                               int load, raw_ring<HEAD_DIM, SLOTS> &raw)
+{
+    const int lane = threadIdx.x % 32;
+    const int i = load / 2, slot = load % SLOTS;
+    const int first = (tile.key_tile_begin + i) * BLOCKS_OF_TILE + threadIdx.x / 32 * 2;
+    const int num_present = min(max(num_blocks - first, 0), 2);
+
+    if (load % 32 == 0) {
+        const int block = first + lane / 2 * BLOCKS_OF_TILE + lane % 2;
+        raw.entry =
+            block < num_blocks ? p.block_tables[(int64_t)tile.seq * p.max_blocks + block] : 0;
+    }
+    const int block = __shfl_sync(~0u, raw.entry, i % 16 * 2 + lane % 2);
+    const uint32_t full = raw.full + 8 * slot;
+    if (lane == 0)
+        mbarrier_expect_bytes(full, num_present * PREFILL_HEAD_BYTES(HEAD_DIM));
+    __syncwarp();
+    if (lane < num_present)
+        bulk_load(raw.slots + slot * PREFILL_SLOT_BYTES(HEAD_DIM) +
+                      lane * PREFILL_HEAD_BYTES(HEAD_DIM),
+                  p.keys + block * p.block_bytes + load % 2 * p.value_bytes +
+                      tile.kv_head * PREFILL_HEAD_BYTES(HEAD_DIM),
+                  PREFILL_HEAD_BYTES(HEAD_DIM), full);
+}
+
+template <int KIND, int HEAD_DIM, int STAGES, int SLOTS>
+__device__ __forceinline__ void produce_widened(const struct prefill_attention_params &p,
+                                                const struct prefill_tile &tile,
+                                                const ring<STAGES> &keys,
+                                                const ring<STAGES> &values,
+                                                raw_ring<HEAD_DIM, SLOTS> raw)
+{
+    constexpr int STAGE_BYTES = HEAD_DIM / PANEL_COLUMNS * KV_PANEL_BYTES;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int num_blocks = (tile.num_keys + PREFILL_BLOCK_SIZE - 1) / PREFILL_BLOCK_SIZE;
+    const int num_loads = 2 * (tile.key_tile_end - tile.key_tile_begin);
+
+    for (int load = 0; load < min(SLOTS, num_loads); load++)
+        request_blocks(p, tile, num_blocks, load, raw);
+#pragma unroll 1
+    for (int load = 0; load < num_loads; load++) {
+        const int i = load / 2, stage = i % STAGES, slot = load % SLOTS;
+        const bool is_value = load % 2 != 0;
+        const uint32_t from = raw.slots + slot * PREFILL_SLOT_BYTES(HEAD_DIM);
+        const int end_row = tile.num_keys - (tile.key_tile_begin + i) * TILE_KEYS;
+        mbarrier_wait(raw.full + 8 * slot, load / SLOTS & 1);
+        if (i >= STAGES)
+            mbarrier_wait((is_value ? values.empty : keys.empty) + 8 * stage, i / STAGES - 1 & 1);
+#pragma unroll 1
+        for (int block = 0; block < 2; block++)
+            widen_block<KIND, HEAD_DIM>(from + block * PREFILL_HEAD_BYTES(HEAD_DIM),
+                                        (is_value ? values.stages : keys.stages) +
+                                            stage * STAGE_BYTES,
+                                        (warp * 2 + block) * PREFILL_BLOCK_SIZE, end_row);
+        fence_to_copy_engine();
+        __syncwarp();
+        if (lane == 0)
+            mbarrier_arrive_cluster((is_value ? values.full : keys.full) + 8 * stage);
+        if (load + SLOTS < num_loads)
+            request_blocks(p, tile, num_blocks, load + SLOTS, raw);
     }
 }
 
@@ -464,7 +602,8 @@ __device__ __forceinline__ void consume(const struct prefill_attention_params &p
     write_output<HEAD_DIM>(p, tile, q, first_row, output, rows);
 }
 
-template <int HEAD_DIM, int ROWS, int STAGES, int PRODUCER_REGISTERS, int CONSUMER_REGISTERS>
+template <int KIND, int HEAD_DIM, int ROWS, int STAGES, int SLOTS, int PRODUCER_REGISTERS,
+          int CONSUMER_REGISTERS>
 __device__ __forceinline__ void prefill_attention(const struct prefill_attention_params &p)
 {
     constexpr int GROUPS = ROWS / GROUP_ROWS;
@@ -480,18 +619,27 @@ __device__ __forceinline__ void prefill_attention(const struct prefill_attention
     values.full = keys.empty + 8 * STAGES;
     values.empty = values.full + 8 * STAGES;
     const uint32_t landed = values.empty + 8 * STAGES;
+    const uint32_t slots = landed + 16; /* barriers are an odd number of 8 bytes */
+    const uint32_t slots_full =
+        slots + PREFILL_PRODUCER_WARPS * SLOTS * PREFILL_SLOT_BYTES(HEAD_DIM);
     const int group = threadIdx.x / THREADS_OF_GROUP;
     struct prefill_tile tile;
 
     if (threadIdx.x == 0) {
-        tensor_map_prefetch(&p.kv);
+        if constexpr (KIND == PREFILL_BF16)
+            tensor_map_prefetch(&p.kv);
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(keys.full + 8 * i, 1);
+            mbarrier_init(keys.full + 8 * i, KIND == PREFILL_BF16 ? 1 : PREFILL_PRODUCER_WARPS);
             mbarrier_init(keys.empty + 8 * i, GROUPS);
-            mbarrier_init(values.full + 8 * i, 1);
+            mbarrier_init(values.full + 8 * i, KIND == PREFILL_BF16 ? 1 : PREFILL_PRODUCER_WARPS);
             mbarrier_init(values.empty + 8 * i, GROUPS);
         }
-        mbarrier_init(landed, 1);
+        if constexpr (KIND == PREFILL_BF16) {
+            mbarrier_init(landed, 1);
+        } else {
+            for (int i = 0; i < PREFILL_PRODUCER_WARPS * SLOTS; i++)
+                mbarrier_init(slots_full + 8 * i, 1);
+        }
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -501,8 +649,15 @@ __device__ __forceinline__ void prefill_attention(const struct prefill_attention
         return;
     if (group == 0) {
         registers_shrink<PRODUCER_REGISTERS>();
-        if (threadIdx.x < 32)
+        if constexpr (KIND != PREFILL_BF16) {
+            const int warp = threadIdx.x / 32;
+            const raw_ring<HEAD_DIM, SLOTS> raw = {slots +
+                                                       warp * SLOTS * PREFILL_SLOT_BYTES(HEAD_DIM),
+                                                   slots_full + warp * SLOTS * 8, 0};
+            produce_widened<KIND>(p, tile, keys, values, raw);
+        } else if (threadIdx.x < 32) {
             produce<HEAD_DIM>(p, tile, keys, values, landed);
+        }
     } else {
         registers_grow<CONSUMER_REGISTERS>();
         consume<HEAD_DIM, GROUPS>(p, tile, q + (group - 1) * GROUP_ROWS * HEAD_DIM * 2, group - 1,
@@ -510,14 +665,27 @@ __device__ __forceinline__ void prefill_attention(const struct prefill_attention
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PREFILL_ROWS_64 * 2 + THREADS_OF_GROUP, 1)
-    prefill_attention_bf16_sm90_64(const __grid_constant__ struct prefill_attention_params params)
-{
-    prefill_attention<64, PREFILL_ROWS_64, PREFILL_STAGES_64, 32, 160>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(PREFILL_ROWS_128 * 2 + THREADS_OF_GROUP, 1)
-    prefill_attention_bf16_sm90_128(const __grid_constant__ struct prefill_attention_params params)
-{
-    prefill_attention<128, PREFILL_ROWS_128, PREFILL_STAGES_128, 40, 232>(params);
-}
+/* Registers of the producer's threads and of the consumers', as many as all have together at the
+ * start. */
+#define PREFILL_64(kind, number, producer, consumer)                                        \
+    extern "C" __global__ void __launch_bounds__(PREFILL_ROWS_64 * 2 + THREADS_OF_GROUP, 1) \
+        prefill_attention_##kind##_sm90_64(                                                 \
+            const __grid_constant__ struct prefill_attention_params params)                 \
+    {                                                                                       \
+        prefill_attention<number, 64, PREFILL_ROWS_64, PREFILL_STAGES_64, PREFILL_SLOTS_64, \
+                          producer, consumer>(params);                                      \
+    }
+#define PREFILL_128(kind, number, producer, consumer)                                           \
+    extern "C" __global__ void __launch_bounds__(PREFILL_ROWS_128 * 2 + THREADS_OF_GROUP, 1)    \
+        prefill_attention_##kind##_sm90_128(                                                    \
+            const __grid_constant__ struct prefill_attention_params params)                     \
+    {                                                                                           \
+        prefill_attention<number, 128, PREFILL_ROWS_128, PREFILL_STAGES_128, PREFILL_SLOTS_128, \
+                          producer, consumer>(params);                                          \
+    }
+PREFILL_64(bf16, PREFILL_BF16, 32, 160)
+PREFILL_64(int8, PREFILL_INT8, 32, 160)
+PREFILL_64(fp8, PREFILL_FP8, 32, 160)
+PREFILL_128(bf16, PREFILL_BF16, 40, 232)
+PREFILL_128(int8, PREFILL_INT8, 56, 224)
+PREFILL_128(fp8, PREFILL_FP8, 56, 224)

@@ -16,6 +16,24 @@ __device__ __forceinline__ void tensor_load_box_4d(uint32_t shared, const CUtens
                  : "memory");
 }
 
+/* "cp.async.bulk", global to shared: bytes as they lie, a multiple of 16 at multiples of 16. */
+__device__ __forceinline__ void bulk_load(uint32_t shared, const void *global, uint32_t num_bytes,
+                                          uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1], %2, [%3];" ::"r"(shared),
+                 "l"(global), "r"(num_bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* "ld.shared" of 2 bytes, zeros above. */
+__device__ __forceinline__ uint32_t shared_load_2(uint32_t shared)
+{
+    uint16_t bits;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(shared) : "memory");
+    return bits;
+}
+
 /* "st.shared" of 16 bytes. */
 __device__ __forceinline__ void shared_store(uint32_t shared, uint4 value)
 {

@@ -54,6 +54,20 @@ __device__ __forceinline__ void load_once_16(uint32_t (&d)[4], const void *globa
                  : "memory");
 }
 
+/* The same of 8 bytes and of 4. */
+__device__ __forceinline__ void load_once_8(uint32_t (&d)[2], const void *global)
+{
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(d[0]), "=r"(d[1])
+                 : "l"(global)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_once_4(uint32_t &d, const void *global)
+{
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(d) : "l"(global) : "memory");
+}
+
 /* "cp.async.bulk.prefetch": asks for bytes (multiple of 16, 16-byte aligned) without waiting; they
  * are in L2 when they come. */
 __device__ __forceinline__ void prefetch_to_l2(const void *global, uint32_t num_bytes)
@@ -77,6 +91,15 @@ __device__ __forceinline__ void load_once_16_if(uint32_t (&d)[4], const void *gl
                  : "=&r"(d[0]), "=&r"(d[1]), "=&r"(d[2]), "=&r"(d[3])
                  : "l"(global), "r"((uint32_t)is_there)
                  : "memory");
+}
+
+/* "%laneid", read where it is asked for: what follows from threadIdx.x may be computed ahead of a
+ * loop and take registers all through it. */
+__device__ __forceinline__ int lane_read(void)
+{
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
 }
 
 /* ---- barriers, clusters ---------------------------------------------------------------------- */

@@ -117,7 +117,7 @@ static __device__ __forceinline__ void qkv_operands_of(const struct small_kernel
         operands.first[i] = __ldcg(cos_sin);
         operands.second[i] = __ldcg(cos_sin + half);
     }
-    if (kv_head >= 0) {
+    if (kv_head >= 0 && !params.keeps_kv) {
         __nv_bfloat16 *place = kv_place(params.kv_layer, params.kv_block_bytes, params.block_size,
                                         params.num_kv_heads, params.head_dim, slot, is_value,
                                         is_value ? kv_head - params.num_kv_heads : kv_head);

@@ -39,6 +39,7 @@ struct small_kernel_params {
      * the high ones are the second halves of the low ones. */
     int32_t num_parts;
     int32_t keeps_heads; /* qkv: heads are still to be normalised; d gets all of them, unrotated */
+    int32_t keeps_kv;    /* qkv: d gets k and v as well, which kv_store takes from there */
 };
 
 /* normed = norm(hidden), one CTA of SMALL_THREADS a token. */
