@@ -257,15 +257,16 @@ static bool take_block(struct prefix_prefetch *prefetch, const struct path *path
 static bool promote(struct prefix_prefetch *prefetch, const struct path *path,
                     const struct known_block *known)
 {
+    /* What goes for it is remembered too, perhaps in its place. */
+    const struct known_block block = *known;
     int32_t block_idx;
-    if (!kv_tiers_can_promote(prefetch->tiers) || !take_block(prefetch, path, known, &block_idx)) {
+    if (!kv_tiers_can_promote(prefetch->tiers) || !take_block(prefetch, path, &block, &block_idx)) {
         return false;
     }
-    if (!kv_tiers_promote(prefetch->tiers, &known->key,
-                          known->has_parent ? &known->parent_key : NULL, known->token_ids,
-                          block_idx)) {
+    if (!kv_tiers_promote(prefetch->tiers, &block.key, block.has_parent ? &block.parent_key : NULL,
+                          block.token_ids, block_idx)) {
         kv_pool_unpin(prefetch->cache->pool, block_idx);
-        prefetch_lost(prefetch->planner, known->key.words[0]);
+        prefetch_lost(prefetch->planner, block.key.words[0]);
         return false;
     }
     prefetch->is_ahead[block_idx] = true;

@@ -68,7 +68,8 @@ static void on_forget(void *user, const struct kv_key *key, const int32_t *token
 }
 
 /* num_slots: of the host tier. */
-static void open_world_over(struct world *world, int32_t percent, int32_t num_slots, bool has_disk)
+static void open_world_over(struct world *world, int32_t percent, int32_t num_slots,
+                            int32_t max_known, bool has_disk)
 {
     static const struct log log = {0};
     void *blocks;
@@ -110,7 +111,7 @@ static void open_world_over(struct world *world, int32_t percent, int32_t num_sl
     world->functions.value = value;
     policy->functions = &world->functions;
     const struct prefix_prefetch_options options = {
-        .num_blocks = NUM_BLOCKS, .max_known = 16, .block_ns = BLOCK_NS, .percent = percent};
+        .num_blocks = NUM_BLOCKS, .max_known = max_known, .block_ns = BLOCK_NS, .percent = percent};
     assert_int_equal(
         prefix_prefetch_create(&options, &world->cache, world->tiers, &world->prefetch, NULL),
         IMBREX_STATUS_OK);
@@ -127,7 +128,7 @@ static void open_world_over(struct world *world, int32_t percent, int32_t num_sl
 
 static void open_world(struct world *world, int32_t percent)
 {
-    open_world_over(world, percent, NUM_SLOTS, false);
+    open_world_over(world, percent, NUM_SLOTS, 16, false);
 }
 
 static void close_world(struct world *world)
@@ -322,6 +323,26 @@ static void test_last_free_block(void **state)
     close_world(&world);
 }
 
+/* One block is remembered. Catches: what goes for a block remembered in that one's place while it is
+ * still needed, so that another block comes up, or half of one. */
+static void test_forgotten_meanwhile(void **state)
+{
+    (void)state;
+    struct world world;
+    open_world_over(&world, 100, NUM_SLOTS, 1, false);
+    assert_int_equal(run_path(&world, 0), 0);
+    kv_cache_clear(world.cache.cache, world.cache.now_ns); /* its head last */
+    assert_int_equal(run_path(&world, 1), 0);
+    assert_int_equal(run_path(&world, 2), 0);
+    assert_int_equal(world.pool.num_free, 0);
+    told.victim_value = 1;
+    expect(&world, 0, 0, 5);
+    assert_int_equal(look(&world), 1);
+    assert_int_equal(run_path(&world, 0), 1);
+    told.num_told = 0;
+    close_world(&world);
+}
+
 /* Catches: moves beyond the share of the link: at 10 % of it one of these blocks takes as long as
  * the planner looks ahead. */
 static void test_budget(void **state)
@@ -380,7 +401,7 @@ static void test_fetch(void **state)
 {
     (void)state;
     struct world world;
-    open_world_over(&world, 100, KV_TIERS_MIN_SLOTS, true);
+    open_world_over(&world, 100, KV_TIERS_MIN_SLOTS, 16, true);
     for (int32_t round = 0; round < 2; round++) {
         for (int32_t path = 0; path < NUM_PATHS; path++) {
             (void)run_path(&world, path);
@@ -425,9 +446,13 @@ static void test_fetch(void **state)
 int run_prefix_prefetch_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_free_blocks), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_victims),     cmocka_unit_test(test_last_free_block),
-        cmocka_unit_test(test_budget),      cmocka_unit_test(test_idle),
+        cmocka_unit_test(test_free_blocks),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_victims),
+        cmocka_unit_test(test_forgotten_meanwhile),
+        cmocka_unit_test(test_last_free_block),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_idle),
         cmocka_unit_test(test_fetch),
     };
     return cmocka_run_group_tests_name("prefix_prefetch", tests, NULL, NULL);
