@@ -339,7 +339,8 @@ void download_result(struct step *step)
 /* ---- the reference ---- */
 
 /* What one head of one token must be, and within which bound: weights, the values of a cache with
- * scales and the result are rounded to bf16, the rest is fp32. */
+ * scales and the result are rounded to bf16, the rest is fp32. Such values are multiplied as 2^-60
+ * times themselves, so that of a result below 2^-80 nothing need be left. */
 static void reference(const struct step *step, int32_t seq, int32_t token, int32_t head,
                       double *expected, double *bound)
 {
@@ -349,6 +350,7 @@ static void reference(const struct step *step, int32_t seq, int32_t token, int32
     int32_t num_keys = step->positions[token] + 1;
     int32_t first = shape->window > 0 && num_keys > shape->window ? num_keys - shape->window : 0;
     double *weights = zeroed((size_t)num_keys, sizeof(double));
+    bool is_scaled = kv_dtype_has_scales(step->host_kv.dtype);
     float row[256];
     double wide_q[256], largest = -INFINITY, total = 0.0;
     for (int32_t j = 0; j < shape->head_dim; j++) {
@@ -378,7 +380,8 @@ static void reference(const struct step *step, int32_t seq, int32_t token, int32
     }
     for (int32_t j = 0; j < shape->head_dim; j++) {
         expected[j] /= total;
-        bound[j] = (0x1p-8 + 1e-4) * (bound[j] / total + fabs(expected[j])) + 1e-30;
+        bound[j] = (is_scaled ? 2 : 1) * (0x1p-8 + 1e-4) * bound[j] / total +
+                   (0x1p-8 + 1e-4) * fabs(expected[j]) + (is_scaled ? 0x1p-80 : 1e-30);
     }
     free(weights);
 }
