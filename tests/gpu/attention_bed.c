@@ -349,6 +349,7 @@ static void reference(const struct step *step, int32_t seq, int32_t token, int32
     int32_t num_keys = step->positions[token] + 1;
     int32_t first = shape->window > 0 && num_keys > shape->window ? num_keys - shape->window : 0;
     double *weights = zeroed((size_t)num_keys, sizeof(double));
+    bool is_scaled = kv_dtype_has_scales(step->host_kv.dtype);
     float row[256];
     double wide_q[256], largest = -INFINITY, total = 0.0;
     for (int32_t j = 0; j < shape->head_dim; j++) {
@@ -378,7 +379,8 @@ static void reference(const struct step *step, int32_t seq, int32_t token, int32
     }
     for (int32_t j = 0; j < shape->head_dim; j++) {
         expected[j] /= total;
-        bound[j] = (0x1p-8 + 1e-4) * (bound[j] / total + fabs(expected[j])) + 1e-30;
+        bound[j] = (is_scaled ? 2 : 1) * (0x1p-8 + 1e-4) * bound[j] / total +
+                   (0x1p-8 + 1e-4) * fabs(expected[j]) + 1e-30;
     }
     free(weights);
 }

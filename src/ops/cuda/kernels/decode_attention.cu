@@ -331,7 +331,7 @@ static __device__ __forceinline__ void walk(const decode_params &params,
         if (is_more) {
             load_step_keys(params, shared, count, block, work);
         }
-        soften<N_TILES, HEAD_DIM, BLOCKS>(params.exp2_scale, scores, state);
+        soften<KIND, N_TILES, HEAD_DIM, BLOCKS>(params.exp2_scale, scores, state);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             multiply_values(scores[i], work.step, i, state);
@@ -383,19 +383,16 @@ static __device__ __forceinline__ void share_state(
             }
             if (lane < 4) {
                 shared->largest[warp][head] = state.largest[n][i];
-                shared->sum[warp][head] = sum;
+                shared->sum[warp][head] = KIND == DECODE_BF16 ? sum : DECODE_SUM_UNIT * sum;
             }
 #pragma unroll
             for (int c = 0; c < HEAD_DIM / 64; c++) {
-                const float unit = result_unit<KIND>();
                 int column = accum_column<KIND, HEAD_DIM>(c);
                 float4 *to = (float4 *)&shared->accum[warp][head][column];
-#pragma unroll
-                for (int t = 0; t < 4; t += 2) {
-                    to[t / 2] = make_float4(
-                        unit * state.accum[c][t][n][i], unit * state.accum[c][t][n][i + 2],
-                        unit * state.accum[c][t + 1][n][i], unit * state.accum[c][t + 1][n][i + 2]);
-                }
+                to[0] = make_float4(state.accum[c][0][n][i], state.accum[c][0][n][i + 2],
+                                    state.accum[c][1][n][i], state.accum[c][1][n][i + 2]);
+                to[1] = make_float4(state.accum[c][2][n][i], state.accum[c][2][n][i + 2],
+                                    state.accum[c][3][n][i], state.accum[c][3][n][i + 2]);
             }
         }
     }

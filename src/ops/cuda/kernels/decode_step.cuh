@@ -12,7 +12,7 @@
  * bf16 without its scales: each group of 32 elements is a product of its own, and its sums take the
  * group's scale in fp32. V becomes bf16 with its scales, rounded once. Both come out as powers of 2
  * times themselves (kv_elements.cuh), for which queries, the scale of the softmax, the values'
- * scales and the results make up. */
+ * scales and the weights make up. */
 #ifndef IMBREX_OPS_CUDA_KERNELS_DECODE_STEP_CUH
 #define IMBREX_OPS_CUDA_KERNELS_DECODE_STEP_CUH
 
@@ -64,11 +64,13 @@ template <int KIND, int HEAD_DIM> static __device__ __forceinline__ int accum_co
     return KIND == DECODE_BF16 ? c * 64 + r * 8 : r * (HEAD_DIM / 8) + c * 8;
 }
 
-/* Values with their scales are multiplied as 2^-60 times themselves, and so no larger than 2^60:
- * what the results lack. */
-template <int KIND> static __device__ __forceinline__ float result_unit(void)
+/* Values with their scales are multiplied as 2^-60 times themselves, so those of 2^-66 to 2^60 keep
+ * all their digits, by weights that are 2^60 times themselves. */
+#define DECODE_WEIGHT_EXPONENT 60
+#define DECODE_SUM_UNIT 0x1p-60f /* of sums of such weights */
+template <int KIND> static __device__ __forceinline__ float weight_exponent(void)
 {
-    return KIND == DECODE_BF16 ? 1.0f : 0x1p60f;
+    return KIND == DECODE_BF16 ? 0.0f : (float)DECODE_WEIGHT_EXPONENT;
 }
 
 /* ---- loads ----------------------------------------------------------------------------------- */
@@ -354,8 +356,9 @@ static __device__ __forceinline__ float step_largest(const float (&scores)[BLOCK
     return largest;
 }
 
-/* scores become exp(score - largest); sums and accumulators follow a largest that has grown. */
-template <int N_TILES, int HEAD_DIM, int BLOCKS>
+/* scores become exp(score - largest), in the unit of weights; sums and accumulators follow a largest
+ * that has grown. */
+template <int KIND, int N_TILES, int HEAD_DIM, int BLOCKS>
 static __device__ __forceinline__ void soften(float exp2_scale, float (&scores)[BLOCKS][N_TILES][4],
                                               struct decode_state<N_TILES, HEAD_DIM> &state)
 {
@@ -369,6 +372,7 @@ static __device__ __forceinline__ void soften(float exp2_scale, float (&scores)[
             float largest = step_largest<N_TILES, BLOCKS>(scores, n, head, before);
             /* Nothing but -infinity so far: minus itself it is no number. */
             float base = largest == -INFINITY ? 0.0f : largest * exp2_scale;
+            base -= weight_exponent<KIND>();
             /* Exactly 1 where nothing has changed: heads of other threads may have. */
             shrink[head] = largest > before ? exp2_approx((before - largest) * exp2_scale) : 1.0f;
             has_grown = has_grown || largest > before;
@@ -417,11 +421,12 @@ static __device__ __forceinline__ struct value_scales find_value_scales(
             find_scales<KIND, HEAD_DIM>(step.value_scales, block, q * 2 + i * 8 + 1, group / 2);
         uint32_t scales = group % 2 == 0 ? halves_low(first, second) : halves_high(first, second);
         if constexpr (KIND == DECODE_FP8) {
-            found.factors[i] = bf16x2_multiply(scales, BF16X2_POWER(120 - 60));
+            found.factors[i] = bf16x2_multiply(scales, BF16X2_POWER(120 - DECODE_WEIGHT_EXPONENT));
         } else {
             const uint32_t sign = 0x80008000u;
-            found.factors[i] = bf16x2_multiply(scales, BF16X2_POWER(133 - 60));
-            found.offsets[i] = bf16x2_multiply(scales, BF16X2_POWER(7 - 60) | sign);
+            found.factors[i] = bf16x2_multiply(scales, BF16X2_POWER(133 - DECODE_WEIGHT_EXPONENT));
+            found.offsets[i] =
+                bf16x2_multiply(scales, BF16X2_POWER(7 - DECODE_WEIGHT_EXPONENT) | sign);
         }
     }
     return found;
