@@ -32,6 +32,8 @@
 #define HALVES 2 /* of a group: what one vector holds */
 #define WORDS 4  /* of 32 bits, of a row in half of a vector */
 #define FEW_MAX_ROWS 8
+/* Of each matrix in turn, so that memory is read in long runs. */
+#define FEW_COLS 128
 #define TILE_MAX_ROWS 6
 /* Prefetched lines in a step, of as many places. */
 #define TILE_AHEADS 8
@@ -96,18 +98,25 @@ static int64_t group_cols(const struct dot_job *job)
     return GROUP_COLS / job->num_matrices;
 }
 
-/* Columns [col, col + group_cols), of which those before `end` exist, from element k on. */
+/* Rows of the columns from `col` on, of which those before `end` exist, from element k on. */
+static void rows_at(const struct dot_job *job, int32_t matrix, int64_t col, int64_t end, int64_t k,
+                    int64_t num_rows, const unsigned char **rows)
+{
+    int64_t row_bytes = job->num_elements * element_bytes_of(job);
+    const unsigned char *at = job->weights[matrix] + col * row_bytes + k * element_bytes_of(job);
+    for (int64_t idx = 0; idx < num_rows; idx++) {
+        rows[idx] = at;
+        at += col + idx + 1 < end ? row_bytes : 0;
+    }
+}
+
+/* Columns [col, col + group_cols) of all matrices. */
 static struct group group_at(const struct dot_job *job, int64_t col, int64_t end, int64_t k)
 {
-    int64_t row_bytes = job->num_elements * element_bytes_of(job), width = group_cols(job);
+    int64_t width = group_cols(job);
     struct group group;
     for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
-        const unsigned char *at =
-            job->weights[matrix] + col * row_bytes + k * element_bytes_of(job);
-        for (int64_t idx = 0; idx < width; idx++) {
-            group.rows[matrix * width + idx] = at;
-            at += col + idx + 1 < end ? row_bytes : 0;
-        }
+        rows_at(job, matrix, col, end, k, width, group.rows + matrix * width);
     }
     return group;
 }
@@ -203,10 +212,11 @@ VEC_INLINE void prefetch_rows(const struct group *group, int64_t offset)
  * each in turn; long ones cut into runs. Memory gives these four streams faster than a line of all
  * rows in turn, and one after the other, since a burst would fill the queue of misses. */
 struct ahead_runs {
-    const struct dot_job *job;
-    int64_t row_bytes, run_bytes, end; /* of columns */
-    int64_t col, run_at;               /* the group, and the run in its rows */
-    int32_t row;                       /* the first of four */
+    const unsigned char *weights; /* of a matrix */
+    int64_t row_bytes, run_bytes;
+    int64_t col, end; /* the group, and the end of the matrix's columns */
+    int64_t run_at;   /* in the rows of the group */
+    int32_t row;      /* the first of four */
     /* Lines of the run in these rows, from `at` on. */
     int32_t num_left;
     uintptr_t at;
@@ -215,12 +225,12 @@ struct ahead_runs {
 
 static void begin_rows(struct ahead_runs *ahead)
 {
-    int64_t width = group_cols(ahead->job), col = ahead->col + ahead->row % width;
+    int64_t col = ahead->col + ahead->row;
     int64_t num_bytes = min_of(ahead->run_bytes, ahead->row_bytes - ahead->run_at);
     /* At the end what is there already. */
     int64_t offset = min_of(col, ahead->end - 1) * ahead->row_bytes + ahead->run_at;
     ahead->stride_bytes = col + AHEAD_ROWS <= ahead->end ? ahead->row_bytes : 0;
-    ahead->at = (uintptr_t)ahead->job->weights[ahead->row / width] + (uintptr_t)offset;
+    ahead->at = (uintptr_t)ahead->weights + (uintptr_t)offset;
     ahead->num_left = (int32_t)divide_up(num_bytes, LINE_BYTES);
 }
 
@@ -228,7 +238,7 @@ static void begin_rows(struct ahead_runs *ahead)
 static void begin_runs(struct ahead_runs *ahead, int64_t col, int64_t run_at)
 {
     bool is_last = run_at + ahead->run_bytes >= ahead->row_bytes;
-    ahead->col = is_last ? col + group_cols(ahead->job) : col;
+    ahead->col = is_last ? col + GROUP_COLS : col;
     ahead->run_at = is_last ? 0 : run_at + ahead->run_bytes;
     ahead->row = 0;
     begin_rows(ahead);
@@ -259,7 +269,7 @@ struct few_rows {
     const unsigned char *const *rows; /* of weights, eight for each half */
     int64_t num_elements;
     struct ahead_runs *ahead;
-    float *sums; /* [num_rows], GROUP_COLS apart */
+    float *sums; /* [num_rows], FEW_COLS apart */
     bool is_resumed;
 };
 
@@ -340,7 +350,7 @@ VEC_INLINE void few_compute(enum dtype dtype, const struct few_rows *few, int nu
     }
     VEC_UNROLL
     for (int idx = 0; idx < num_sums; idx++) {
-        float *at = few->sums + idx / num_halves * GROUP_COLS + idx % num_halves * VEC_LANES;
+        float *at = few->sums + idx / num_halves * FEW_COLS + idx % num_halves * VEC_LANES;
         _mm256_store_ps(at,
                         few->is_resumed ? _mm256_add_ps(_mm256_load_ps(at), sums[idx]) : sums[idx]);
     }
@@ -367,50 +377,60 @@ typedef void few_fn(const struct few_rows *few);
     [DTYPE_F32][num_rows] = few_F32_##num_rows,
 static few_fn *const few_fns[DTYPE_NUM_PLAIN][FEW_MAX_ROWS + 1] = {FEW_SHAPES(FEW_ENTRIES)};
 
-/* Sums of some rows and one group of columns. */
-static void store_group(const struct dot_job *job, const float *sums, int64_t first_row,
-                        int32_t num_rows, int64_t first_col, int64_t end)
+/* Columns [begin, end) of a matrix, of which a piece has those before piece_end: these follow them on
+ * their way to L2, and in the next matrix, which comes between, they are there when it has passed. */
+static void compute_few_cols(const struct dot_job *job, int32_t matrix, int64_t begin, int64_t end,
+                             int64_t piece_end, struct ahead_runs *ahead, float *sums)
 {
-    struct dot_sums stored = {.at = {sums, sums + VEC_LANES},
-                              .stride = GROUP_COLS,
-                              .first_row = first_row,
-                              .first_col = first_col,
-                              .num_rows = num_rows,
-                              .num_cols = (int32_t)min_of(group_cols(job), end - first_col)};
-    job->store(job->params, &stored);
-}
-
-static void compute_few_rows(const struct dot_job *job, float *sums, int64_t begin, int64_t end)
-{
-    const int64_t element_bytes = element_bytes_of(job), block_k = block_k_of(job);
-    const int64_t row_bytes = job->num_elements * element_bytes;
+    const int64_t block_k = block_k_of(job);
     const int num_halves = few_halves(job->num_tokens);
-    struct group group = group_at(job, begin, end, 0);
-    struct ahead_runs ahead = {
-        .job = job,
-        .row_bytes = row_bytes,
-        .run_bytes =
-            round_up(divide_up(row_bytes, divide_up(row_bytes, MAX_RUN_BYTES)), LINE_BYTES),
-        .end = end};
-    struct few_rows few = {.a_stride_bytes = job->a_stride_bytes, .ahead = &ahead};
-    /* Nobody has asked for these. */
-    for (int64_t at = 0; at < min_of(row_bytes, ahead.run_bytes); at += LINE_BYTES) {
-        prefetch_rows(&group, at);
-    }
-    for (int64_t col = begin; col < end; col += group_cols(job)) {
-        begin_runs(&ahead, col, 0);
+    struct few_rows few = {.a_stride_bytes = job->a_stride_bytes, .ahead = ahead};
+    struct group group;
+    ahead->weights = job->weights[matrix];
+    ahead->end = piece_end;
+    for (int64_t col = begin; col < end; col += GROUP_COLS) {
+        begin_runs(ahead, col, 0);
         for (int64_t k = 0; k < job->num_elements; k += block_k) {
-            group = group_at(job, col, end, k);
+            rows_at(job, matrix, col, end, k, GROUP_COLS, group.rows);
             few.a = (const unsigned char *)job->a + k * (int64_t)sizeof(float);
             few.num_elements = min_of(block_k, job->num_elements - k);
             few.is_resumed = k > 0;
             for (int half = 0; half < HALVES; half += num_halves) {
                 few.rows = group.rows + half * VEC_LANES;
-                few.sums = sums + half * VEC_LANES;
+                few.sums = sums + (col - begin) + half * VEC_LANES;
                 few_fns[job->dtype][job->num_tokens](&few);
             }
         }
-        store_group(job, sums, 0, job->num_tokens, col, end);
+    }
+}
+
+static void compute_few_rows(const struct dot_job *job, float *sums, int64_t begin, int64_t end)
+{
+    const int64_t row_bytes = job->num_elements * element_bytes_of(job);
+    struct ahead_runs ahead = {
+        .row_bytes = row_bytes,
+        .run_bytes =
+            round_up(divide_up(row_bytes, divide_up(row_bytes, MAX_RUN_BYTES)), LINE_BYTES)};
+    struct group first;
+    /* Nobody has asked for the first weights. */
+    for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
+        rows_at(job, matrix, begin, end, 0, GROUP_COLS, first.rows);
+        for (int64_t at = 0; at < min_of(row_bytes, ahead.run_bytes); at += LINE_BYTES) {
+            prefetch_rows(&first, at);
+        }
+    }
+    for (int64_t col = begin; col < end; col += FEW_COLS) {
+        int64_t cols_end = min_of(col + FEW_COLS, end);
+        struct dot_sums stored = {.at = {sums, sums + FEW_MAX_ROWS * FEW_COLS},
+                                  .stride = FEW_COLS,
+                                  .first_col = col,
+                                  .num_rows = job->num_tokens,
+                                  .num_cols = (int32_t)(cols_end - col)};
+        for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
+            compute_few_cols(job, matrix, col, cols_end, end, &ahead,
+                             sums + matrix * FEW_MAX_ROWS * FEW_COLS);
+        }
+        job->store(job->params, &stored);
     }
 }
 
@@ -678,6 +698,19 @@ static void choose_ahead(struct walk *walk, int64_t num_groups_left, int64_t num
                                 ? take_ahead(from)
                                 : (uintptr_t)tile->group;
     }
+}
+
+/* Sums of some rows and one group of columns. */
+static void store_group(const struct dot_job *job, const float *sums, int64_t first_row,
+                        int32_t num_rows, int64_t first_col, int64_t end)
+{
+    struct dot_sums stored = {.at = {sums, sums + VEC_LANES},
+                              .stride = GROUP_COLS,
+                              .first_row = first_row,
+                              .first_col = first_col,
+                              .num_rows = num_rows,
+                              .num_cols = (int32_t)min_of(group_cols(job), end - first_col)};
+    job->store(job->params, &stored);
 }
 
 /* Rows [token, token + num_rows) against the panel. */
