@@ -323,8 +323,8 @@ static void test_last_free_block(void **state)
     close_world(&world);
 }
 
-/* One block is remembered. Catches: what goes for a block remembered in that one's place while it is
- * still needed, so that another block comes up, or half of one. */
+/* One block is remembered. Catches: what goes for a block remembered in that one's place while it
+ * is still needed, so that another block comes up, or half of one. */
 static void test_forgotten_meanwhile(void **state)
 {
     (void)state;
