@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* linear and gemm_swiglu of plain weights. Lanes are columns: the weights of 16 rows of the
  * checkpoint, a group, are turned on the way into vectors of one element of each, widened, which
- * meet broadcast activations. In gemm_swiglu a group is 8 rows of gate and 8 of up.
+ * meet broadcast activations.
  *
- * Few rows: a group passes by once, turned in registers.
+ * Few rows: a group passes by once, turned in registers; of gemm_swiglu columns of gate, then those
+ * of up.
  *
- * Many rows: a panel of groups is turned once for each block of k and stays in L2.
+ * Many rows: a group of gemm_swiglu is 8 rows of gate and 8 of up. A panel of groups is turned once
+ * for each block of k and stays in L2.
  *
  *   for each panel
  *     for each chunk of rows         as many as have their sums in scratch, where k is cut
@@ -377,8 +379,8 @@ typedef void few_fn(const struct few_rows *few);
     [DTYPE_F32][num_rows] = few_F32_##num_rows,
 static few_fn *const few_fns[DTYPE_NUM_PLAIN][FEW_MAX_ROWS + 1] = {FEW_SHAPES(FEW_ENTRIES)};
 
-/* Columns [begin, end) of a matrix, of which a piece has those before piece_end: these follow them on
- * their way to L2, and in the next matrix, which comes between, they are there when it has passed. */
+/* Columns [begin, end) of a matrix. Those that follow them come into L2 at the end, if they lie
+ * before piece_end. */
 static void compute_few_cols(const struct dot_job *job, int32_t matrix, int64_t begin, int64_t end,
                              int64_t piece_end, struct ahead_runs *ahead, float *sums)
 {
@@ -574,7 +576,7 @@ struct walk {
     bool is_cold; /* nobody has prefetched the weights of the panel */
     /* Of the panel and block at hand: */
     int64_t first_col, num_groups, k, num_k, chunk_end;
-    /* On their way to L2: the next tile of activations, the next block of weights of each matrix. */
+    /* On their way to L2: the next tile of activations, the next block of each matrix. */
     struct ahead next_a, next_weights[2];
 };
 
