@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables of docs/kv-cache.md.
+"""Makes the tables of docs/kv-figures.md.
 
 Reads what `imbrex kv-sim --json` wrote to bench/results/*-kv-sim.json, and in pairs what
 `imbrex bench kv --tiers --json` wrote to bench/results/*-kv-tiers-LOAD.json and `imbrex kv-sim
@@ -16,7 +16,7 @@ import os
 import re
 import sys
 
-PAGE = os.path.join("docs", "kv-cache.md")
+PAGE = os.path.join("docs", "kv-figures.md")
 RESULTS = os.path.join("bench", "results", "*-kv-sim.json")
 TIERS = os.path.join("bench", "results", "*-kv-tiers-*.json")
 MOVES = os.path.join("bench", "results", "*-kv-move-*.json")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of docs/kv-cache.md are those of the result files."""
+"""The figures of docs/kv-figures.md and kv-cache.md are those of the result files."""
 import json
 import os
 import subprocess
@@ -47,7 +47,8 @@ class Tables(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         os.makedirs(os.path.join(folder.name, "docs"))
         os.makedirs(os.path.join(folder.name, "bench", "results"))
-        with open(os.path.join(folder.name, "docs", "kv-cache.md"), "w", encoding="utf-8") as file:
+        with open(os.path.join(folder.name, "docs", "kv-figures.md"), "w",
+                  encoding="utf-8") as file:
             file.write(page)
         for name, content in reports.items():
             name = name.replace("_", "-") if "kv_" in name else f"{name}-kv-sim"
@@ -57,7 +58,7 @@ class Tables(unittest.TestCase):
         return folder.name
 
     def page(self, root):
-        with open(os.path.join(root, "docs", "kv-cache.md"), encoding="utf-8") as file:
+        with open(os.path.join(root, "docs", "kv-figures.md"), encoding="utf-8") as file:
             return file.read()
 
     def test_made(self):
