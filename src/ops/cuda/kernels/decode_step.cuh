@@ -356,8 +356,8 @@ static __device__ __forceinline__ float step_largest(const float (&scores)[BLOCK
     return largest;
 }
 
-/* scores become exp(score - largest), in the unit of weights; sums and accumulators follow a largest
- * that has grown. */
+/* scores become exp(score - largest), in the unit of weights; sums and accumulators follow a
+ * largest that has grown. */
 template <int KIND, int N_TILES, int HEAD_DIM, int BLOCKS>
 static __device__ __forceinline__ void soften(float exp2_scale, float (&scores)[BLOCKS][N_TILES][4],
                                               struct decode_state<N_TILES, HEAD_DIM> &state)
