@@ -12,8 +12,9 @@ import unittest
 from support import TIMEOUT_S, TestCase, run, start
 
 OPTIONS = {"model", "prompt", "generate", "depth", "batch", "repetitions", "no-warmup", "no-roofs",
-           "device", "compute", "kv-dtype", "ablate", "tuned", "shares", "batch-invariant", "nvtx",
-           "threads", "max-step-tokens", "cpu", "energy-ms", "output", "json", "help"}
+           "device", "compute", "kv-dtype", "beside-kv", "ablate", "tuned", "shares",
+           "batch-invariant", "nvtx", "threads", "max-step-tokens", "cpu", "energy-ms", "output",
+           "json", "help"}
 
 
 class BenchModel(TestCase):
@@ -89,6 +90,17 @@ class BenchModel(TestCase):
             process.send_signal(signal.SIGINT)
             text = process.communicate(timeout=TIMEOUT_S)[0]
         self.assertEqual((process.returncode, text), (130, b""))
+
+    # Fault: types of keys and values beside it that are measured under another name, with other
+    # samples, or not at all; a word that is none.
+    def test_beside_kv(self):
+        row, = self.rows("-p", "16", "-n", "0", "-r", "3", "--no-roofs", "--beside-kv", "int8,fp16")
+        self.assertEqual([beside["name"] for beside in row["beside_kv"]], ["int8", "fp16"])
+        for beside in row["beside_kv"]:
+            self.assertEqual(len(beside["samples_ns"]), 3)
+            ratios = [ns / full for ns, full in zip(beside["samples_ns"], row["samples_ns"])]
+            self.assertAlmostEqual(beside["time_over_full"]["median"], sorted(ratios)[1], places=6)
+        self.refused(["--beside-kv", "int8,q4"], "--beside-kv", '"q4"')
 
     # Fault: work that is counted for other tokens than the test's, by which the shares of the roofs
     # are wrong. The model has 5 layers, 64 hidden units, 8 heads and 4 for keys, 172 units between,
