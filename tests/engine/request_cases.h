@@ -36,6 +36,9 @@ struct request_case {
     struct request_record alone, mixed;
     struct imbrex_request *request;
     int32_t cancel_after; /* tokens of choice 0; 0: never */
+    /* Of a greedy request whose bits may depend on others: by how much logprobs may differ, those
+     * of the two ids where the texts part included. 0: bit for bit. */
+    float tie_gap;
 };
 
 struct request_case_limits {
@@ -85,8 +88,14 @@ void request_cases_run(struct request_case *cases, int32_t num_cases, struct imb
 /* Forgets what came of it in a mix. */
 void request_case_reset(struct request_case *request_case);
 
-/* Fails the test unless both records agree, bit for bit; of a cancelled one only the tokens that
- * both have. */
+/* Makes it greedy, without what moves logits, with the logprob of each id, and sets tie_gap. Before
+ * it runs alone. */
+void request_case_allow_ties(struct request_case *request_case, float tie_gap);
+/* Whether the texts of a request with a tie_gap part. */
+bool request_case_has_tie(const struct request_case *request_case);
+
+/* Fails the test unless both records agree, bit for bit, or as tie_gap says; of a cancelled one
+ * only the tokens that both have. */
 void request_case_compare(const struct request_case *request_case, int32_t case_idx);
 
 #endif
