@@ -299,18 +299,22 @@ class KvTiers(TestCase):
                                    self.redis_command(port, "RPUSH", key, b"a list"))):
             for key in keys:
                 spoil(key)
-            result = run("run", "-p", PROMPT, "-n", "20", "--temp", "0", "-t", "1", *option)
-            self.assert_ok(result)
-            self.assertEqual(result.stdout, alone[0])
-            self.assertRegex(result.stderr.decode(), r"\d damaged values?, computed again and then "
+            # A value of the right length is noticed by who fetches it, and a run that computes
+            # faster than a busy machine answers does not wait for that.
+            told = b""
+            for _ in range(10):
+                result = run("run", "-p", PROMPT, "-n", "20", "--temp", "0", "-t", "1", *option)
+                self.assert_ok(result)
+                self.assertEqual(result.stdout, alone[0])
+                if b"48 from the remote tier" in result.stderr and \
+                        b"warning" not in result.stderr:
+                    break
+                told += result.stderr
+            else:
+                self.fail(told.decode())
+            self.assertRegex(told.decode(), r"\d damaged values?, computed again and then "
                              r"written over; it is there now; last: under a block's key is ")
-            healed = run("run", "-p", PROMPT, "-n", "20", "--temp", "0", "-t", "1", *option)
-            self.assert_ok(healed)
-            self.assertEqual(healed.stdout, alone[0])
-            self.assertIn(b"48 from the remote tier", healed.stderr)
-            self.assertNotIn(b"warning", healed.stderr)
 
-    # Fault: a plan without the tiers.
     def test_inspect(self):
         result = run("inspect", "--kv-host", "64M", "--kv-disk", self.folder + ":1G", "--json")
         self.assert_ok(result)
