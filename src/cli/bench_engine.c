@@ -88,11 +88,10 @@ static const struct option_spec bench_options[] = {
      .default_text = "64",
      .offset = offsetof(struct bench_settings, output_tokens)},
     {.long_name = "shared-prefix",
-     .argument = "LENGTH",
+     .argument = "N",
      .type = OPTION_TYPE_INTEGER,
      .group = "Load",
-     .help = "let all prompts begin with the same LENGTH ids, or be a part of them if they are "
-             "shorter",
+     .help = "let all prompts begin with the same N ids, or be a part of them if they are shorter",
      .max = IMBREX_MAX_CONTEXT_SIZE,
      .offset = offsetof(struct bench_settings, shared_prefix)},
     {.long_name = "trace",
@@ -306,6 +305,11 @@ static int check_settings(const struct bench_settings *settings)
         output_error("bench engine: --compare-invariant: expected --kv-policy none with it, found "
                      "%s",
                      policy_of(settings));
+        return EXIT_CODE_INPUT;
+    }
+    if (settings->compare_invariant && engine_settings_has_tiers(&settings->engine)) {
+        output_error("bench engine: --compare-invariant: expected no --kv-host, --kv-disk or "
+                     "--kv-remote with it, since it runs without a prefix cache");
         return EXIT_CODE_INPUT;
     }
     return engine_settings_check_policy("kv-policy", policy_of(settings));

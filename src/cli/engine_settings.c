@@ -350,7 +350,7 @@ int engine_settings_check_prefetch(const struct engine_settings *settings, bool 
     }
     if (!has_tiers) {
         output_error("--kv-prefetch: expected a tier with it that blocks can come up from "
-                     "(--kv-host or --kv-disk), found none");
+                     "(--kv-host, --kv-disk or --kv-remote), found none");
         return EXIT_CODE_INPUT;
     }
     for (int32_t i = 0; imbrex_kv_policy_name(i) != NULL && length < sizeof(names); i++) {
@@ -361,7 +361,7 @@ int engine_settings_check_prefetch(const struct engine_settings *settings, bool 
     }
     if (policy != NULL && !imbrex_kv_policy_predicts(policy)) {
         output_warning("--kv-prefetch: nothing will come up ahead, since the policy %s expects no "
-                       "blocks; those that do: %s",
+                       "blocks; those that do, where --kv-policy chooses: %s",
                        policy, names);
     }
     return EXIT_CODE_OK;

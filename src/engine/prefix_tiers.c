@@ -2,6 +2,7 @@
 #include "engine/prefix_tiers.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,6 +84,13 @@ enum imbrex_status prefix_tiers_prepare(const struct prefix_tiers_options *optio
         if (status != IMBREX_STATUS_OK) {
             (void)error_set_field(err, status, "kv_disk_path", ": %s", reason.message);
             goto fail;
+        }
+        if (prepared.folder.replaced_bytes >= 0) {
+            log_write(options->log, IMBREX_LOG_LEVEL_WARNING,
+                      "KV folder %s: imbrex-kv.secret: expected 32 bytes, found %" PRId64
+                      ": a new one was made, and blocks that were kept under the old one are not "
+                      "found any more",
+                      prepared.folder.path, prepared.folder.replaced_bytes);
         }
     }
     *tiers = prepared;

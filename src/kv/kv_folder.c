@@ -95,7 +95,8 @@ static enum imbrex_status take_secret(struct kv_folder *folder, struct imbrex_er
     TRY_OR_FAIL(file_join(folder->path, "imbrex-kv.secret", &path, err));
     TRY_OR_FAIL(file_join(folder->path, "imbrex-kv.secret.part", &partial_path, err));
     int fd = kv_files_system.open(NULL, path, O_RDONLY, 0);
-    if (fd >= 0) {
+    bool is_there = fd >= 0;
+    if (is_there) {
         failure = fstat(fd, &file_status) != 0
                       ? -errno
                       : kv_files_read_all(&kv_files_system, fd, folder->secret, 32, 0);
@@ -104,6 +105,7 @@ static enum imbrex_status take_secret(struct kv_folder *folder, struct imbrex_er
         failure = fd == -ENOENT ? -ENODATA : fd;
     }
     if (failure == -ENODATA || (failure == 0 && file_status.st_size != 32)) {
+        folder->replaced_bytes = is_there ? (int64_t)file_status.st_size : -1;
         TRY_OR_FAIL(kv_random_secret(folder->secret, err));
         failure = write_secret(path, partial_path, folder->secret);
     }
@@ -135,7 +137,7 @@ enum imbrex_status kv_folder_open(const char *path, struct kv_folder *folder,
 {
     enum imbrex_status status;
     size_t path_bytes = strlen(path) + 1;
-    struct kv_folder opened = {.path = malloc(path_bytes), .lock_fd = -1};
+    struct kv_folder opened = {.path = malloc(path_bytes), .lock_fd = -1, .replaced_bytes = -1};
     if (opened.path == NULL) {
         return error_out_of_memory(err, "the KV folder's path", path_bytes);
     }

@@ -10,12 +10,16 @@
 #ifndef IMBREX_KV_KV_FOLDER_H
 #define IMBREX_KV_KV_FOLDER_H
 
+#include <stdint.h>
+
 #include "base/status.h"
 
 struct kv_folder {
     char *path;
     int lock_fd; /* -1: not open */
     unsigned char secret[32];
+    /* Of the file that was there instead of a secret, which this one has replaced; -1: none was. */
+    int64_t replaced_bytes;
 };
 
 /* Makes the folder and its parents if they are missing. INVALID_ARGUMENT if another process, or

@@ -2,10 +2,12 @@
 #include "kv/kv_tiers.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/line.h"
 #include "kv/kv_host.h"
 #include "kv/kv_tiers_faults.h"
 
@@ -74,6 +76,7 @@ struct kv_tiers {
     struct block_list unsent;     /* the same, of the remote */
     bool *is_unsaved, *is_unsent; /* [num_slots] */
     int64_t send_until_ns;        /* while it is flushed */
+    uint64_t num_unsent_before;   /* num_unsent when that began */
     int32_t fetches[MAX_FETCHES]; /* [num_fetches] slots that disk or remote are to fill */
     int32_t num_fetches;
     bool *is_moving; /* [num_slots] a promotion is under way */
@@ -869,6 +872,25 @@ void kv_tiers_begin_flush(struct kv_tiers *tiers)
     tiers->look++;
     tiers->is_flushing = tiers->disk != NULL || tiers->remote != NULL;
     tiers->send_until_ns = clock_now_ns() + MAX_FLUSH_SEND_NS;
+    tiers->num_unsent_before = tiers->metrics.num_unsent;
+}
+
+/* Tells what a server that is there was too slow for. */
+static void tell_unsent(const struct kv_tiers *tiers)
+{
+    if (tiers->remote == NULL || !is_too_late_to_send(tiers)) {
+        return;
+    }
+    uint64_t num_blocks = tiers->metrics.num_unsent - tiers->num_unsent_before +
+                          (uint64_t)tiers->unsent.num_members +
+                          (uint64_t)kv_remote_num_puts(tiers->remote);
+    if (num_blocks > 0) {
+        log_write(tiers->log, IMBREX_LOG_LEVEL_WARNING,
+                  "KV remote: %" PRIu64
+                  " block%s not sent within %d s at the end: nobody will find "
+                  "them there",
+                  num_blocks, line_plural(num_blocks), (int)(MAX_FLUSH_SEND_NS / 1000000000));
+    }
 }
 
 void kv_tiers_end_flush(struct kv_tiers *tiers)
@@ -877,6 +899,7 @@ void kv_tiers_end_flush(struct kv_tiers *tiers)
     }
     /* The last word: no minute is waited for. */
     log_faults(tiers, INT64_MAX);
+    tell_unsent(tiers);
 }
 
 /* ---- create and destroy ---------------------------------------------------------------------- */

@@ -554,6 +554,8 @@ class Mistakes(TestCase):
         self.assert_refused("--compare-invariant", "--rate", "1", ["closed loop"])
         self.assert_refused("--compare-invariant", "--no-batch-invariant", ["both"])
         self.assert_refused("--compare-invariant", "--kv-policy", "lru", ["--kv-policy none"])
+        self.assert_refused("--compare-invariant", "--kv-host", "8M",
+                            ["--compare-invariant", "--kv-host"])
         for mix in ("", "3", "3=", "3=0", "3=1,", "2000=1", "=1", "1=1;2=1", "1=x",
                     ",".join(["1=1"] * 9)):
             self.assert_refused("--priority-mix", mix, ["PRIORITY=WEIGHT", f'found "{mix}"'])

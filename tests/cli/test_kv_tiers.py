@@ -120,8 +120,8 @@ class KvTiers(TestCase):
         tier = ("--kv-host", "64M", "--kv-prefetch", "20")
         result = run("inspect", *tier, "--kv-policy", "lru")
         self.assert_ok(result)
-        self.assertIn(b"the policy lru expects no blocks; those that do: seed, predictive",
-                      result.stderr)
+        self.assertIn(b"the policy lru expects no blocks; those that do, where --kv-policy "
+                      b"chooses: seed, predictive", result.stderr)
         for options in ((*tier, "--kv-policy", "predictive"), ("--kv-prefetch", "0")):
             result = run("inspect", *options)
             self.assert_ok(result)
@@ -281,6 +281,18 @@ class KvTiers(TestCase):
                     return first
                 lines = [answers.readline() for _ in range(2 * int(first[1:]))]
                 return [line.strip() for line in lines[1::2]]
+
+    # Fault: a secret that was cut off is replaced, and with it all that the folder has, unsaid.
+    def test_cut_secret(self):
+        option = ("--kv-disk", self.folder + ":1G")
+        alone = self.generate(*option)
+        os.truncate(os.path.join(self.folder, "imbrex-kv.secret"), 20)
+        result = run("run", "-p", PROMPT, "-n", "20", "--temp", "0", "-t", "1", *option)
+        self.assert_ok(result)
+        self.assertEqual(result.stdout, alone[0])
+        self.assertIn(b"imbrex-kv.secret: expected 32 bytes, found 20: a new one was made",
+                      result.stderr)
+        self.assertNotIn(b"imbrex-kv.secret", run("run", "-p", "hi", "-n", "1", *option).stderr)
 
     # Fault: something else under a block's key breaks the connection, or is fetched and refused, by
     # every run until its time is over; a fault that is not told.
