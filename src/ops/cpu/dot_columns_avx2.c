@@ -26,6 +26,7 @@
 #include <string.h>
 
 #include "ops/cpu/cpu_kernels.h"
+#include "ops/cpu/dot_sizes.h"
 #include "ops/cpu/vec_avx2.h"
 
 #define LINE_BYTES 64
@@ -60,21 +61,6 @@ _Static_assert(FEW_PANEL_GROUPS *MAX_BLOCK_K *GROUP_COLS * sizeof(float) <= PANE
 /* X(num_rows): the tiles of few rows, and those of many. */
 #define FEW_SHAPES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #define TILE_SHAPES(X) X(3) X(4) X(5) X(6)
-
-static int64_t min_of(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t divide_up(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t round_up(int64_t a, int64_t unit)
-{
-    return divide_up(a, unit) * unit;
-}
 
 static int64_t element_bytes_of(const struct dot_job *job)
 {

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "ops/cpu/cpu_kernels.h"
+#include "ops/cpu/dot_sizes.h"
 
 #define LINE_BYTES 64
 /* Prefetched beside a tile of few rows: what memory delivers while one line is on its way, several
@@ -35,21 +36,6 @@
 /* Scratch: sums of a row tile, then partial sums. */
 #define SUMS_BYTES (64 * 1024)
 #define PARTIAL_BYTES (256 * 1024)
-
-static int64_t min_of(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t divide_up(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t round_up(int64_t a, int64_t unit)
-{
-    return divide_up(a, unit) * unit;
-}
 
 /* Memory that will be needed, cache lines of rows, in order. */
 struct ahead {

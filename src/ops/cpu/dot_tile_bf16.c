@@ -23,6 +23,7 @@
 #include <stddef.h>
 
 #include "ops/cpu/dot_panel.h"
+#include "ops/cpu/dot_sizes.h"
 #include "ops/cpu/kernels_avx512.h"
 #include "ops/cpu/kernels_vnni.h"
 #include "ops/cpu/vec_avx512.h"
@@ -52,21 +53,6 @@ _Static_assert(MAX_BLOCK_K / STEP_ELEMENTS * GROUP_STEP_BYTES * TILE_GROUPS <= P
 /* X(num_rows): the tiles of few rows, and those of many. */
 #define FEW_SHAPES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #define TILE_SHAPES(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
-
-static int64_t min_of(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t divide_up(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static int64_t round_up(int64_t a, int64_t unit)
-{
-    return divide_up(a, unit) * unit;
-}
 
 /* One pair of each of 16 columns. In the register of the sum, for the reason told at
  * vec_add_product. */
