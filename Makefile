@@ -372,7 +372,8 @@ $(SOAKS): $(BUILD)/tests/%: $(OBJ)/tests/soak/%.o $(OBJ)/tests/engine/request_ca
 $(BUILD)/tests/soak_kv_disk: $(call objects,$(addprefix tests/kv/,disk_blocks.c faulty_files.c))
 $(BUILD)/tests/soak_tiers: $(call objects,tests/engine/tiers_walk.c tests/base/fixture.c \
     tests/fault/fault.c $(addprefix tests/kv/,fake_redis.c faulty_files.c))
-$(BUILD)/tests/soak_prefix: $(call objects,tests/base/fixture.c tests/kv/redis_server.c)
+$(BUILD)/tests/soak_prefix: $(call objects,tests/base/fixture.c tests/kv/redis_server.c \
+    src/cli/machine.c)
 # Makes allocations fail.
 $(BUILD)/tests/soak_tiers: LINK_OPTIONS += $(WRAP)
 

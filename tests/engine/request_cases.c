@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/engine/request_cases.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -243,6 +244,21 @@ bool request_case_has_tie(const struct request_case *request_case)
         }
     }
     return false;
+}
+
+float request_case_largest_gap(const struct request_case *request_case)
+{
+    float largest = 0.0f;
+    for (int32_t i = 0; i < request_case->options.num_choices; i++) {
+        const struct choice_record *expected = &request_case->alone.choices[i];
+        const struct choice_record *found = &request_case->mixed.choices[i];
+        int32_t parting = find_parting(expected, found);
+        for (int32_t j = 0; j <= parting && j < found->num_tokens && j < expected->num_tokens;
+             j++) {
+            largest = fmaxf(largest, fabsf(found->logprobs[j] - expected->logprobs[j]));
+        }
+    }
+    return largest;
 }
 
 /* The same ids until two of them are as good as each other, and nearly the same logprobs. */

@@ -34,11 +34,13 @@ struct mix {
     bool batch_invariant;
     int32_t kv_cache_tokens, max_running, max_step_tokens;
     uint32_t ablations;
-    int32_t num_at_once; /* requests that come before a step */
+    int32_t num_at_once;    /* requests that come before a step */
+    int32_t num_idle_steps; /* between two such steps */
     bool has_cache;
     size_t kv_host_bytes;
     const char *kv_disk_path; /* NULL: none */
     int32_t num_groups;       /* of layers that come up one behind the other; 0: as it is */
+    int32_t own_groups;       /* as many the engine must choose by itself; 0: any */
     bool evicts;              /* all that is idle goes down after each step */
 };
 
@@ -90,24 +92,32 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     options.kv_disk_bytes = mix->kv_disk_path != NULL ? (size_t)2 << 30 : 0;
     golden_check(imbrex_engine_create(model, &options, &engine, &err), &err);
     engine->tiers.patience_ns = INT64_MAX;
+    assert_true(mix->own_groups == 0 || engine->tiers.num_groups == mix->own_groups);
     if (mix->num_groups > 0) {
         prefix_tiers_set_groups(&engine->tiers, executor_kv(engine->executor), mix->num_groups);
+    }
+    if (mix->num_groups > 0 || mix->own_groups > 0) {
         engine->tiers.max_layered_ns = INT64_MAX;
     }
     return engine;
 }
 
-/* Fewer layers and ids make a model of a published shape small. */
-static struct imbrex_model *open_model(const char *path)
+/* Fewer layers, unless all are wanted, and ids make a model of a published shape small. */
+static struct imbrex_model *open_layers(const char *path, bool has_all)
 {
     struct imbrex_error err = {0};
     struct imbrex_model *model = golden_open(path);
     if (imbrex_model_tokenizer(model) == NULL) {
         golden_check(model_fill(model, &err), &err);
-        model->config.num_layers = 3;
+        model->config.num_layers = has_all ? model->config.num_layers : 3;
         model->config.vocab_size = 4000;
     }
     return model;
+}
+
+static struct imbrex_model *open_model(const char *path)
+{
+    return open_layers(path, false);
 }
 
 static struct request_case *create_cases(const struct imbrex_model *model, int32_t num_cases,
@@ -149,8 +159,9 @@ static struct imbrex_engine_metrics run_mix(struct imbrex_model *model, const st
     struct imbrex_engine *engine = create_engine(model, mix);
     bool has_work = true;
     int32_t num_submitted = 0;
-    while (has_work || num_submitted < num_cases) {
-        for (int32_t i = 0; i < mix->num_at_once && num_submitted < num_cases; i++) {
+    for (int32_t step = 0; has_work || num_submitted < num_cases; step++) {
+        int32_t num_more = step % (mix->num_idle_steps + 1) == 0 ? mix->num_at_once : 0;
+        for (int32_t i = 0; i < num_more && num_submitted < num_cases; i++) {
             request_case_reset(&cases[num_submitted]);
             assert_int_equal(request_case_submit(&cases[num_submitted], engine), IMBREX_STATUS_OK);
             num_submitted++;
@@ -358,32 +369,63 @@ static void test_tiers(void **state)
     check_tiers(RANDOM_SMALL, IMBREX_COMPUTE_BF16, (size_t)16 << 20, MAX_CASES);
 }
 
+static const struct mix layered = {.device = "cuda",
+                                   .batch_invariant = true,
+                                   .kv_cache_tokens = 1 << 16,
+                                   .max_running = 48,
+                                   .max_step_tokens = 512,
+                                   .num_at_once = 1,
+                                   .has_cache = true,
+                                   .kv_host_bytes = (size_t)256 << 20,
+                                   .evicts = true};
+
+static void run_layers(struct imbrex_model *model, const char *path, const struct mix *mix,
+                       struct request_case *cases, int32_t num_cases)
+{
+    struct imbrex_engine_metrics metrics = run_mix(model, mix, cases, num_cases);
+    compare_cases(cases, num_cases);
+    printf("%s: %llu starts in %d groups of layers%s, %llu tokens from RAM\n", path,
+           (unsigned long long)metrics.num_kv_layered, (int)(mix->num_groups + mix->own_groups),
+           mix->own_groups > 0 ? ", as many as it chose" : "",
+           (unsigned long long)metrics.num_host_tokens);
+    assert_true(metrics.num_kv_layered > 0);
+    assert_int_equal(metrics.num_kv_faults, 0);
+}
+
 static void check_layers(const char *path, enum imbrex_compute compute, int32_t num_cases)
 {
     struct imbrex_model *model = open_model(path);
     struct request_case *cases = create_alike(model, num_cases);
-    struct mix alone = roomy, layered = roomy;
-    alone.compute = layered.compute = compute;
+    struct mix alone = roomy, parted = layered;
+    alone.compute = parted.compute = compute;
     alone.kv_cache_tokens = 4 * CONTEXT_SIZE;
-    layered.kv_host_bytes = (size_t)256 << 20;
-    layered.num_at_once = 1;
-    layered.evicts = true;
     run_alone(model, &alone, cases, num_cases);
-    for (layered.num_groups = 2; layered.num_groups <= 3; layered.num_groups++) {
-        struct imbrex_engine_metrics metrics = run_mix(model, &layered, cases, num_cases);
-        compare_cases(cases, num_cases);
-        printf("%s: %llu starts in %d groups of layers, %llu tokens from RAM\n", path,
-               (unsigned long long)metrics.num_kv_layered, (int)layered.num_groups,
-               (unsigned long long)metrics.num_host_tokens);
-        assert_true(metrics.num_kv_layered > 0);
-        assert_int_equal(metrics.num_kv_faults, 0);
+    for (parted.num_groups = 2; parted.num_groups <= 3; parted.num_groups++) {
+        run_layers(model, path, &parted, cases, num_cases);
     }
     destroy_cases(cases, num_cases);
     imbrex_model_close(model);
 }
 
+/* As many groups as the engine chooses for blocks of all layers. */
+static void check_own_groups(const char *path, int32_t num_groups, int32_t num_cases)
+{
+    struct imbrex_model *model = open_layers(path, true);
+    struct request_case *cases = create_alike(model, num_cases);
+    struct mix alone = roomy, parted = layered;
+    alone.kv_cache_tokens = 4 * CONTEXT_SIZE;
+    parted.kv_host_bytes = (size_t)1 << 30;
+    parted.num_idle_steps = 15; /* what others have in use does not come up */
+    parted.own_groups = num_groups;
+    run_alone(model, &alone, cases, num_cases);
+    run_layers(model, path, &parted, cases, num_cases);
+    destroy_cases(cases, num_cases);
+    imbrex_model_close(model);
+}
+
 /* Catches: kernels of a layer that read blocks before its group has come up, where kernels begin
- * before those in front of them have ended too. */
+ * before those in front of them have ended too; in so many groups as are told, and as the engine
+ * chooses. */
 static void test_layers(void **state)
 {
     (void)state;
@@ -391,6 +433,8 @@ static void test_layers(void **state)
     check_layers(STORIES, IMBREX_COMPUTE_BF16, MAX_CASES);
     check_layers(RANDOM_SMALL, IMBREX_COMPUTE_BF16, MAX_CASES);
     check_layers(RANDOM_LARGE, IMBREX_COMPUTE_BF16, MAX_CASES);
+    check_own_groups(RANDOM_SMALL, 2, 48);
+    check_own_groups(RANDOM_LARGE, 4, 48);
 }
 
 /* ---- against the CPU ---- */
