@@ -383,8 +383,9 @@ $(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(TEST_LIB)
 REPORTING := $(addprefix $(BUILD)/bench/bench_kv_,pin disk pack move layers)
 $(REPORTING): $(call objects,$(patsubst %,src/cli/%.c,report_header machine output options \
     replace_file))
-# It reads clock and power.
-$(BUILD)/bench/bench_kv_move: $(call objects,$(if $(filter 1,$(CUDA)),$(addprefix bench/,\
+# They read clock and power.
+METERED := $(addprefix $(BUILD)/bench/bench_kv_,move layers)
+$(METERED): $(call objects,$(if $(filter 1,$(CUDA)),$(addprefix bench/,\
     cuda/gpu.c cuda/gpu_meter.c cuda/bench_image.c peers/nvml.c)))
 
 # Examples are built as a user would: against the shared library.
