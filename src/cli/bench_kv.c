@@ -489,6 +489,57 @@ static void remove_folder(const char *path)
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
+#if IMBREX_CUDA
+static int open_meter(struct kv_bench *bench)
+{
+    if (!engine_settings_has_gpu(&bench->plan)) {
+        return EXIT_CODE_OK;
+    }
+    int exit_code = gpu_meter_open(bench->plan.device_idx, &bench->meter);
+    if (exit_code == EXIT_CODE_OK) {
+        gpu_meter_describe(bench->meter, &bench->gpu);
+    }
+    return exit_code;
+}
+
+static void close_meter(struct kv_bench *bench)
+{
+    gpu_meter_close(bench->meter);
+}
+
+/* Nothing is asked of the GPU while the load runs: its power is counted by itself. */
+static int run_load(struct kv_bench *bench, const struct load_settings *settings,
+                    struct kv_run *kv_run)
+{
+    if (bench->meter == NULL) {
+        return load_run(settings, &bench->load, &kv_run->result);
+    }
+    gpu_meter_begin(bench->meter);
+    gpu_meter_sample(bench->meter);
+    int exit_code = load_run(settings, &bench->load, &kv_run->result);
+    gpu_meter_sample(bench->meter);
+    gpu_meter_end(bench->meter, &kv_run->reading);
+    return exit_code;
+}
+#else
+static int open_meter(struct kv_bench *bench)
+{
+    (void)bench;
+    return EXIT_CODE_OK;
+}
+
+static void close_meter(struct kv_bench *bench)
+{
+    (void)bench;
+}
+
+static int run_load(struct kv_bench *bench, const struct load_settings *settings,
+                    struct kv_run *kv_run)
+{
+    return load_run(settings, &bench->load, &kv_run->result);
+}
+#endif
+
 /* Other tokens than the load's. */
 static int warm_up(const struct kv_bench *bench, const struct load_settings *settings)
 {
@@ -546,7 +597,7 @@ static int run_engine(struct kv_bench *bench, struct kv_run *kv_run)
         exit_code = measure_alone(bench, &settings);
     }
     if (exit_code == EXIT_CODE_OK && signals_interrupt() == 0) {
-        exit_code = load_run(&settings, &bench->load, &kv_run->result);
+        exit_code = run_load(bench, &settings, kv_run);
     }
     imbrex_engine_destroy(settings.engine);
     return exit_code;
@@ -773,8 +824,12 @@ static int run(const void *settings, const char *model)
                                            bench.plan.kv_block_size);
     }
     if (exit_code == EXIT_CODE_OK) {
+        exit_code = open_meter(&bench);
+    }
+    if (exit_code == EXIT_CODE_OK) {
         exit_code = measure(&bench);
     }
+    close_meter(&bench);
     if (bench.json_file != NULL) {
         fclose(bench.json_file);
     }

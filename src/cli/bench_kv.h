@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "cli/engine_settings.h"
+#include "cli/gpu_meter.h"
 #include "cli/load_plan.h"
 #include "cli/load_run.h"
 #include "imbrex.h"
@@ -18,6 +19,7 @@ struct kv_run {
     int32_t round;           /* from 0 */
     bool has_host, has_disk; /* below the KV cache */
     struct load_result result;
+    struct gpu_reading reading; /* with a meter; of the clock, the mean of before and behind */
 };
 
 struct kv_settings;
@@ -39,6 +41,8 @@ struct kv_bench {
     double prefill_tokens_per_s, decode_s_per_token;
     struct kv_run *runs; /* [num_runs], in the order of time */
     int32_t num_runs;
+    struct gpu_meter *meter; /* NULL: no GPU */
+    struct gpu_description gpu;
     char *command_line; /* that gives the same load again */
     FILE *json_file;    /* NULL: none, or standard output */
 };

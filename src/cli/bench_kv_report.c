@@ -91,11 +91,11 @@ void kv_bench_print(const struct kv_bench *bench)
     }
 }
 
-static json_t *json_run(const struct kv_run *kv_run)
+static json_t *json_run(const struct kv_bench *bench, const struct kv_run *kv_run)
 {
     const struct load_result *result = &kv_run->result;
 
-    return json_pack(
+    json_t *row = json_pack(
         "{s:s, s:i, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, "
         "s:I, s:I, s:I, s:I, s:I, "
         "s:I, s:f, s:{s:f, s:f, s:f, s:f, s:f}}",
@@ -116,6 +116,20 @@ static json_t *json_run(const struct kv_run *kv_run)
         (json_int_t)result->num_preemptions, "duration_s", (double)result->duration_ns / 1e9,
         "ttft_ms", "mean", result->ttft.mean / 1e6, "p50", result->ttft.p50 / 1e6, "p90",
         result->ttft.p90 / 1e6, "p99", result->ttft.p99 / 1e6, "max", result->ttft.max / 1e6);
+    if (row != NULL && bench->meter != NULL &&
+        (json_object_set_new(row, "sm_clock_mhz", json_real(kv_run->reading.sm_clock_mhz)) != 0 ||
+         json_object_set_new(row, "watts", json_real(kv_run->reading.watts)) != 0)) {
+        json_decref(row);
+        return NULL;
+    }
+    return row;
+}
+
+static json_t *json_gpu(const struct kv_bench *bench)
+{
+    return bench->meter == NULL
+               ? json_null()
+               : json_pack("{s:s, s:s}", "name", bench->gpu.name, "driver", bench->gpu.driver);
 }
 
 static json_t *json_engine(const struct kv_bench *bench)
@@ -147,12 +161,13 @@ int kv_bench_format_json(const struct kv_bench *bench, char **text)
     bool is_good = root != NULL;
 
     for (int32_t i = 0; i < bench->num_runs && is_good; i++) {
-        is_good = json_array_append_new(runs, json_run(&bench->runs[i])) == 0;
+        is_good = json_array_append_new(runs, json_run(bench, &bench->runs[i])) == 0;
     }
     is_good =
         json_object_set_new(root, "command_line", report_text(bench->command_line)) == 0 &&
         json_object_set_new(root, "model", report_text(bench->description.path)) == 0 &&
         json_object_set_new(root, "engine", json_engine(bench)) == 0 &&
+        json_object_set_new(root, "gpu", json_gpu(bench)) == 0 &&
         json_object_set_new(root, "load", json_load(bench)) == 0 &&
         json_object_set_new(root, "alone",
                             json_pack("{s:f, s:f}", "prefill_tokens_per_s",
