@@ -4,9 +4,9 @@
 
 Reads what `imbrex kv-sim --json` wrote to bench/results/*-kv-sim.json, and in pairs what
 `imbrex bench kv --tiers --json` wrote to bench/results/*-kv-tiers-LOAD.json and `imbrex kv-sim
---tier --json`, of the same load, to *-kv-tiers-LOAD-sim.json, and what `bench_kv_move` wrote to
-*-kv-move-*.json. Replaces what stands between the markers of the page. --check changes nothing and
-fails if the page would change.
+--tier --json`, of the same load, to *-kv-tiers-LOAD-sim.json, what `bench_kv_move` wrote to
+*-kv-move-*.json, and what `bench_kv_layers` wrote to *-kv-layers-*.json. Replaces what stands
+between the markers of the page. --check changes nothing and fails if the page would change.
 """
 import argparse
 import glob
@@ -20,6 +20,7 @@ PAGE = os.path.join("docs", "kv-figures.md")
 RESULTS = os.path.join("bench", "results", "*-kv-sim.json")
 TIERS = os.path.join("bench", "results", "*-kv-tiers-*.json")
 MOVES = os.path.join("bench", "results", "*-kv-move-*.json")
+LAYERS = os.path.join("bench", "results", "*-kv-layers-*.json")
 BEGIN, END = "<!-- kv-tables: begin -->", "<!-- kv-tables: end -->"
 
 
@@ -267,6 +268,16 @@ TIER_COLUMNS = (
 )
 
 
+def gpu_text(measured):
+    """The GPU of a load, which waits most of the time; "" for a CPU."""
+    if not measured.get("gpu"):
+        return ""
+    gpu, runs = measured["gpu"], measured["runs"]
+    return (f" {gpu['name']}, driver {gpu['driver']}, "
+            f"{average([run['sm_clock_mhz'] for run in runs]):.0f} MHz, on average "
+            f"{average([run['watts'] for run in runs]):.0f} W.")
+
+
 def make_tiers(root, path):
     """The engine's figures of a load and those of its replay, beside each other."""
     simulated_path = path[:-len(".json")] + "-sim.json"
@@ -283,7 +294,8 @@ def make_tiers(root, path):
            f"RAM of {engine['kv_host_bytes'] / mib:.1f} MiB, disk of "
            f"{engine['kv_disk_bytes'] / mib:.0f} MiB. One request alone: "
            f"{measured['alone']['prefill_tokens_per_s']:.0f} prompt tokens/s, "
-           f"{1e3 * measured['alone']['decode_s_per_token']:.1f} ms a token of output.")
+           f"{1e3 * measured['alone']['decode_s_per_token']:.1f} ms a token of output."
+           + gpu_text(measured))
     yield ""
     yield "| " + " | ".join(["measured / simulated", *(title for title, _ in TIER_COLUMNS)]) + " |"
     yield "|---" + "|---:" * len(TIER_COLUMNS) + "|"
@@ -322,16 +334,22 @@ def move_texts(mode):
         yield f"{mode[key]:.0f}" if key in mode else ""
 
 
+def device_source(root, path, report):
+    machine, gpu = report["machine"], report["gpu"]
+    shown = os.path.relpath(path, root).replace(os.sep, "/")
+    device = f"{gpu['name']}, driver {gpu['driver']}" if gpu else machine["cpu"]
+    return (f"From [{shown}](../{shown}), imbrex {machine['version']} ({machine['commit']}), "
+            f"{device}")
+
+
 def make_moves(root, path):
     """What moves beside decode, and what the steps lose by it."""
     report = read_whole(path)
-    machine, gpu, idle = report["machine"], report["gpu"], report["idle_gb_per_s"]
-    shown = os.path.relpath(path, root).replace(os.sep, "/")
-    device = f"{gpu['name']}, driver {gpu['driver']}" if gpu else machine["cpu"]
+    idle = report["idle_gb_per_s"]
     yield f"### Moves beside decode, {report['model']}, blocks of {report['block_bytes'] >> 10} KiB"
     yield ""
-    yield (f"From [{shown}](../{shown}), imbrex {machine['version']} ({machine['commit']}), "
-           f"{device}: {report['sequences']} sequences behind {report['context']:,} tokens, "
+    yield (f"{device_source(root, path, report)}: {report['sequences']} sequences behind "
+           f"{report['context']:,} tokens, "
            f"{report['rounds']} rounds. Without decode, GB/s: pinned memory "
            f"{idle['pinned in']['median']:.1f} in, {idle['pinned out']['median']:.1f} out, both at "
            f"once {idle['pinned in of both']['median']:.1f} and "
@@ -345,6 +363,57 @@ def make_moves(root, path):
     for mode in report["modes"]:
         name = MOVE_NAMES[mode["mode"]].format(**report)
         yield "| " + " | ".join([name, *move_texts(mode)]) + " |"
+    yield ""
+
+
+def clock_text(part):
+    if "watts" not in part:
+        return ""
+    return f" ({part['sm_clock_mhz']:.0f} MHz, {part['watts']:.0f} W)"
+
+
+def start_text(row):
+    return f"{row['ttft_ms']:.2f} ({row['p10_ms']:.2f}, {row['p90_ms']:.2f})"
+
+
+def beside_texts(row):
+    decoders = row["decoders"]
+    yield start_text(row)
+    yield str(row["layered"])
+    yield " / ".join(f"{decoders[key]:.2f}" for key in ("p50_ms", "p99_ms", "longest_ms"))
+    yield f"{row['lost_ms']:.2f} ({row['lost_p90_ms']:.2f})"
+
+
+def make_layers(root, path):
+    """The layer-wise start: the time to the first token, and what sequences beside it lose."""
+    report = read_whole(path)
+    alone, beside = report["alone"], report.get("beside")
+    yield (f"### Layer-wise start, {report['model']}, {report['cached_tokens']:,} + "
+           f"{report['new_tokens']:,} tokens, blocks of {report['block_bytes'] >> 10} KiB")
+    yield ""
+    text = (f"{device_source(root, path, report)}: {report['rounds']} rounds; alone"
+            f"{clock_text(alone)}")
+    titles = ["cached tokens", "groups", "block comes up in, us",
+              "alone: ms to the first token (p10, p90)"]
+    if beside:
+        usual = beside["by_themselves"]
+        text += (f", and beside {beside['sequences']} sequences behind {beside['context']:,} "
+                 f"tokens and more{clock_text(beside)}, which by themselves have "
+                 f"{usual['p50_ms']:.2f} ms between two tokens (p99 {usual['p99_ms']:.2f}, longest "
+                 f"{usual['longest_ms']:.2f}); prompts that drew another first id: "
+                 f"{beside['other_ids']}")
+        titles += ["beside: ms to the first token (p10, p90)", "starts in layers",
+                   "ms between two tokens of the others until then, p50 / p99 / longest",
+                   "others later by, ms (p90)"]
+    yield text + "."
+    yield ""
+    yield "| " + " | ".join(titles) + " |"
+    yield "|---" + "|---:" * (len(titles) - 1) + "|"
+    for i, row in enumerate(alone["rows"]):
+        texts = [row["mode"], str(row["groups"]), f"{row['block_ns'] / 1e3:.1f}", start_text(row)]
+        if beside:
+            texts.extend(beside_texts(beside["rows"][i]))
+        yield "| " + " | ".join(texts) + " |"
     yield ""
 
 
@@ -364,6 +433,9 @@ def make_tables(root):
     for path in sorted(glob.glob(os.path.join(root, MOVES)),
                        key=lambda path: read_whole(path)["block_bytes"]):
         lines.extend(make_moves(root, path))
+    for path in sorted(glob.glob(os.path.join(root, LAYERS)),
+                       key=lambda path: (read_whole(path)["block_bytes"], path)):
+        lines.extend(make_layers(root, path))
     return "\n".join(lines or ["There are no result files yet.", ""])
 
 

@@ -246,19 +246,20 @@ bool request_case_has_tie(const struct request_case *request_case)
     return false;
 }
 
-float request_case_largest_gap(const struct request_case *request_case)
+int32_t request_case_gaps(const struct request_case *request_case, float *gaps)
 {
-    float largest = 0.0f;
+    int32_t num_gaps = 0;
     for (int32_t i = 0; i < request_case->options.num_choices; i++) {
         const struct choice_record *expected = &request_case->alone.choices[i];
         const struct choice_record *found = &request_case->mixed.choices[i];
         int32_t parting = find_parting(expected, found);
         for (int32_t j = 0; j <= parting && j < found->num_tokens && j < expected->num_tokens;
              j++) {
-            largest = fmaxf(largest, fabsf(found->logprobs[j] - expected->logprobs[j]));
+            gaps[num_gaps] = fabsf(found->logprobs[j] - expected->logprobs[j]);
+            num_gaps++;
         }
     }
-    return largest;
+    return num_gaps;
 }
 
 /* The same ids until two of them are as good as each other, and nearly the same logprobs. */

@@ -93,9 +93,9 @@ void request_case_reset(struct request_case *request_case);
 void request_case_allow_ties(struct request_case *request_case, float tie_gap);
 /* Whether the texts of a request with a tie_gap part. */
 bool request_case_has_tie(const struct request_case *request_case);
-/* By how much logprobs of a request with a tie_gap differ at most, up to where its texts part, and
- * of the two ids there. */
-float request_case_largest_gap(const struct request_case *request_case);
+/* By how much logprobs of a request with a tie_gap differ, up to where its texts part, and of the
+ * two ids there: written to gaps [max_tokens of all choices], so many are returned. */
+int32_t request_case_gaps(const struct request_case *request_case, float *gaps);
 
 /* Fails the test unless both records agree, bit for bit, or as tie_gap says; of a cancelled one
  * only the tokens that both have. */

@@ -172,8 +172,19 @@ class Tables(unittest.TestCase):
                      "| 3.00 / 0.125 | 6.00 / 0.250 |"):
             self.assertEqual(text.count(line + "\n"), 1, line)
         self.assertIn("KV cache of 320 tokens (320.0 MiB), RAM of 3.0 MiB, disk of 128 MiB", text)
-        self.assertIn("100 prompt tokens/s, 12.5 ms", text)
+        self.assertIn("100 prompt tokens/s, 12.5 ms a token of output.\n", text)
         self.assertEqual(text.count("### "), 1)
+
+    def test_tiers_gpu(self):
+        """Catches figures of a GPU that do not say at which clock and power they were made."""
+        measured, simulated = self.tiers()
+        measured["gpu"] = {"name": "a GPU", "driver": "1.2"}
+        for i, one in enumerate(measured["runs"]):
+            one.update(sm_clock_mhz=1900 + 10 * i, watts=300 + 2 * i)
+        root = self.tree(PAGE, d_kv_tiers_chat=measured, d_kv_tiers_chat_sim=simulated)
+        self.assertEqual(run(root), (0, ""))
+        self.assertIn("a token of output. a GPU, driver 1.2, 1910 MHz, on average 302 W.\n",
+                      self.page(root))
 
     def test_tiers_refused(self):
         """Catches a replay of half the requests, or of other tiers, beside a whole load."""
@@ -217,6 +228,47 @@ class Tables(unittest.TestCase):
         self.assertLess(text.index("blocks of 192 KiB"), text.index("blocks of 448 KiB"))
         self.assertIn("pinned memory 50.0 in, 51.0 out, both at once 52.0 and 53.0; "
                       "promotions 54.0", text)
+
+    def layers(self, beside):
+        """A report of two modes."""
+        def row(mode, groups, ttft_ms):
+            return {"mode": mode, "groups": groups, "layered": 5 * (groups > 1),
+                    "block_ns": 1000 * groups, "ttft_ms": ttft_ms, "p10_ms": ttft_ms - 1,
+                    "p90_ms": ttft_ms + 1}
+
+        def decoders(p50_ms):
+            return {"gaps": 40, "p50_ms": p50_ms, "p99_ms": 2 * p50_ms, "longest_ms": 3 * p50_ms}
+
+        rows = [row("held", 1, 13.5), row("own", 4, 10.25)]
+        made = {"machine": {"cpu": "a processor", "version": "0.1.0", "commit": "abc"},
+                "gpu": {"name": "a GPU", "driver": "1.2"}, "model": "random:x",
+                "block_bytes": 896 << 10, "cached_tokens": 4096, "new_tokens": 256, "rounds": 5,
+                "alone": {"rows": rows, "sm_clock_mhz": 1980.0, "watts": 345.4}}
+        if beside:
+            made["beside"] = {
+                "sequences": 8, "context": 2048, "other_ids": 1, "by_themselves": decoders(5.0),
+                "sm_clock_mhz": 1970.0, "watts": 400.0,
+                "rows": [{**row, "ttft_ms": row["ttft_ms"] + 5, "decoders": decoders(7.0),
+                          "lost_ms": 2.5, "lost_p90_ms": 3.5} for row in rows]}
+        return made
+
+    def test_layers(self):
+        """Catches a time alone and one beside others in each other's place, or of another mode."""
+        root = self.tree(PAGE, d_kv_layers_x=self.layers(True), e_kv_layers_y=self.layers(False))
+        self.assertEqual(run(root), (0, ""))
+        text = self.page(root)
+        for line in ("| held | 1 | 1.0 | 13.50 (12.50, 14.50) | 18.50 (12.50, 14.50) | 0 "
+                     "| 7.00 / 14.00 / 21.00 | 2.50 (3.50) |",
+                     "| own | 4 | 4.0 | 10.25 (9.25, 11.25) | 15.25 (9.25, 11.25) | 5 "
+                     "| 7.00 / 14.00 / 21.00 | 2.50 (3.50) |",
+                     "| held | 1 | 1.0 | 13.50 (12.50, 14.50) |",
+                     "| own | 4 | 4.0 | 10.25 (9.25, 11.25) |"):
+            self.assertEqual(text.count(line + "\n"), 1, line)
+        self.assertIn("a GPU, driver 1.2: 5 rounds; alone (1980 MHz, 345 W), and beside 8 "
+                      "sequences behind 2,048 tokens and more (1970 MHz, 400 W), which by "
+                      "themselves have 5.00 ms between two tokens (p99 10.00, longest 15.00)",
+                      text)
+        self.assertIn("5 rounds; alone (1980 MHz, 345 W).\n", text)
 
     def test_refused(self):
         """Catches a page without its markers, half a run that passes for a whole one, and a
