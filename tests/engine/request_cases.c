@@ -171,6 +171,7 @@ static void keep_rest(struct request_case *request_case, struct request_record *
     record->status = imbrex_request_wait(request, NULL);
     imbrex_request_read_metrics(request, &metrics);
     record->num_preemptions = metrics.num_preemptions;
+    record->num_cached_tokens = metrics.num_cached_tokens;
     for (int32_t i = 0; i < request_case->options.num_choices; i++) {
         num_generated += record->choices[i].num_tokens;
     }

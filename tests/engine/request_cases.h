@@ -23,7 +23,7 @@ struct request_record {
     struct choice_record choices[REQUEST_CASE_MAX_CHOICES];
     float *prompt_logprobs; /* [num_prompt_ids] or NULL */
     enum imbrex_status status;
-    int32_t num_ends, num_preemptions;
+    int32_t num_ends, num_preemptions, num_cached_tokens;
     bool has_last; /* the last event said so */
 };
 

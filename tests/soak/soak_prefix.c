@@ -46,6 +46,8 @@ static float tie_gap; /* 0: bit for bit */
 /* From one run of all cases to another. */
 struct distance {
     int32_t num_ties;           /* requests whose ids part */
+    int32_t num_found;          /* requests that found tokens */
+    int32_t num_found_ties;     /* those of them whose ids part */
     float median, p99, largest; /* of the differences of logprobs */
 };
 
@@ -59,7 +61,6 @@ struct mix {
     bool has_disk, has_remote;
     uint64_t fake_seed;   /* 0: the device that was named */
     bool begins_at_empty; /* server: what comes from it then hangs on who goes when */
-    bool is_invariant;    /* with a tie gap too */
 };
 
 struct run {
@@ -72,6 +73,25 @@ static bool has_tiers(const struct mix *mix)
     return mix->host_bytes > 0 || mix->has_disk || mix->has_remote;
 }
 
+/* Of the engines that are tested. */
+static enum imbrex_invariance mode(void)
+{
+    return tie_gap > 0.0f ? IMBREX_INVARIANCE_OFF : IMBREX_INVARIANCE_ON;
+}
+
+/* For one request at a time, without a cache. */
+static struct imbrex_engine *create_alone(struct imbrex_model *model, const char *device,
+                                          enum imbrex_invariance batch_invariant)
+{
+    struct imbrex_engine_options options = imbrex_engine_options_default();
+    options.device = device;
+    options.compute = compute;
+    options.batch_invariant = batch_invariant;
+    options.context_size = CONTEXT_SIZE;
+    options.kv_policy = "none";
+    return request_cases_engine(model, &options, NULL);
+}
+
 /* port: of the server. */
 static struct imbrex_engine *create_engine(struct imbrex_model *model, const struct mix *mix,
                                            struct device *device, int32_t port)
@@ -80,8 +100,7 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.device = device_option;
     options.compute = compute;
-    options.batch_invariant =
-        tie_gap > 0.0f && !mix->is_invariant ? IMBREX_INVARIANCE_OFF : IMBREX_INVARIANCE_ON;
+    options.batch_invariant = mode();
     options.context_size = CONTEXT_SIZE;
     options.kv_cache_tokens = mix->kv_cache_tokens;
     options.max_running = mix->max_running;
@@ -117,7 +136,11 @@ static struct distance measure_distance(void)
     struct distance distance = {0};
     int32_t num_gaps = 0;
     for (int32_t i = 0; i < num_cases; i++) {
-        distance.num_ties += request_case_has_tie(&cases[i]);
+        int32_t has_tie = request_case_has_tie(&cases[i]);
+        int32_t has_found = cases[i].mixed.num_cached_tokens > 0;
+        distance.num_ties += has_tie;
+        distance.num_found += has_found;
+        distance.num_found_ties += has_tie && has_found;
         num_gaps += request_case_gaps(&cases[i], gaps + num_gaps);
     }
     assert_true(num_gaps > 0);
@@ -125,11 +148,11 @@ static struct distance measure_distance(void)
     distance.median = gaps[num_gaps / 2];
     distance.p99 = gaps[(int32_t)(0.99 * (num_gaps - 1))];
     distance.largest = gaps[num_gaps - 1];
-    printf(
-        "  %d of %d requests part at a tie; logprobs differ by %.2g (median), %.2g (p99), %.2g at "
-        "most\n",
-        (int)distance.num_ties, (int)num_cases, (double)distance.median, (double)distance.p99,
-        (double)distance.largest);
+    printf("  %d of %d requests part at a tie, %d of the %d that found tokens among them; logprobs "
+           "differ by %.2g (median), %.2g (p99), %.2g at most\n",
+           (int)distance.num_ties, (int)num_cases, (int)distance.num_found_ties,
+           (int)distance.num_found, (double)distance.median, (double)distance.p99,
+           (double)distance.largest);
     (void)fflush(stdout);
     return distance;
 }
@@ -186,10 +209,10 @@ static void run_mix(struct imbrex_model *model, const struct mix *mix, int32_t p
 static void run_remote(struct imbrex_model *model)
 {
     static const struct mix mixes[] = {
-        {"lru", 1 << 11, 16, 64, 7, 0, false, true, 0, true, false},
-        {"lru", 1 << 11, 16, 64, 7, 0, false, true, 0, false, false},
-        {"predictive", 1 << 11, 16, 64, 7, (size_t)16 << 20, true, true, 0, false, false},
-        {"predictive", 1 << 11, 16, 64, 7, 0, false, true, 5, false, false},
+        {"lru", 1 << 11, 16, 64, 7, 0, false, true, 0, true},
+        {"lru", 1 << 11, 16, 64, 7, 0, false, true, 0, false},
+        {"predictive", 1 << 11, 16, 64, 7, (size_t)16 << 20, true, true, 0, false},
+        {"predictive", 1 << 11, 16, 64, 7, 0, false, true, 5, false},
     };
     struct redis_server server;
     if (!kv_remote_link_is_built() || !redis_server_is_there()) {
@@ -213,7 +236,7 @@ static void make_cases(struct imbrex_model *model)
     for (int32_t i = 0; i < NUM_PREFIXES * MAX_PROMPT; i++) {
         prefixes[i / MAX_PROMPT][i % MAX_PROMPT] = (int32_t)request_case_random(&random, 4000);
     }
-    struct imbrex_engine *engine = create_engine(model, &(struct mix){.policy = "none"}, NULL, 0);
+    struct imbrex_engine *engine = create_alone(model, device_option, mode());
     for (int32_t i = 0; i < num_cases; i++) {
         struct request_case *request_case = &cases[i];
         request_case_init(request_case, model,
@@ -231,19 +254,41 @@ static void make_cases(struct imbrex_model *model)
     imbrex_engine_destroy(engine);
 }
 
-/* Each case alone once more, in batch-invariant mode. */
-static void measure_rounding(struct imbrex_model *model)
+/* Each case alone once more. */
+static void run_again(struct imbrex_model *model, const char *device,
+                      enum imbrex_invariance batch_invariant)
 {
-    struct imbrex_engine *engine =
-        create_engine(model, &(struct mix){.policy = "none", .is_invariant = true}, NULL, 0);
+    struct imbrex_engine *engine = create_alone(model, device, batch_invariant);
     for (int32_t i = 0; i < num_cases; i++) {
+        request_case_reset(&cases[i]);
         assert_int_equal(request_case_submit(&cases[i], engine), IMBREX_STATUS_OK);
         request_case_finish(&cases[i]);
         request_case_compare(&cases[i], i);
     }
+    imbrex_engine_destroy(engine);
+}
+
+static void allow_ties(float gap)
+{
+    for (int32_t i = 0; i < num_cases; i++) {
+        cases[i].tie_gap = gap;
+    }
+}
+
+static void measure_rounding(struct imbrex_model *model)
+{
+    allow_ties(0.0f);
+    run_again(model, device_option, mode());
+    printf("alone, once more: the same bits\n");
+    allow_ties(tie_gap);
+    if (strcmp(device_option, "cpu") != 0) {
+        run_again(model, "cpu", IMBREX_INVARIANCE_ON);
+        printf("alone, on the CPU:\n");
+        (void)measure_distance();
+    }
+    run_again(model, device_option, IMBREX_INVARIANCE_ON);
     printf("alone, in batch-invariant mode:\n");
     rounding = measure_distance();
-    imbrex_engine_destroy(engine);
 }
 
 /* What was run, of which commit, where and when: what is kept of a run begins with it. */
@@ -265,14 +310,14 @@ static void test_soak(void **state)
 {
     (void)state;
     static const struct mix mixes[] = {
-        {"lru", 1 << 16, 32, 128, 0, 0, false, false, 0, false, false},
-        {"predictive", 1 << 13, 32, 128, 5, 0, false, false, 0, false, false},
-        {"lru", CONTEXT_SIZE + 480, 16, 64, 7, 0, false, false, 0, false, false},
-        {"predictive", 1 << 11, 16, 64, 7, (size_t)256 << 20, false, false, 0, false, false},
-        {"lru", 1 << 11, 16, 64, 7, 0, true, false, 0, false, false},
+        {"lru", 1 << 16, 32, 128, 0, 0, false, false, 0, false},
+        {"predictive", 1 << 13, 32, 128, 5, 0, false, false, 0, false},
+        {"lru", CONTEXT_SIZE + 480, 16, 64, 7, 0, false, false, 0, false},
+        {"predictive", 1 << 11, 16, 64, 7, (size_t)256 << 20, false, false, 0, false},
+        {"lru", 1 << 11, 16, 64, 7, 0, true, false, 0, false},
         /* The folder of the one before. */
-        {"seed", 1 << 11, 16, 64, 7, (size_t)16 << 20, true, false, 0, false, false},
-        {"predictive", 1 << 11, 16, 64, 7, (size_t)256 << 20, false, false, 3, false, false},
+        {"seed", 1 << 11, 16, 64, 7, (size_t)16 << 20, true, false, 0, false},
+        {"predictive", 1 << 11, 16, 64, 7, (size_t)256 << 20, false, false, 3, false},
     };
     struct imbrex_model *model;
     print_head();
