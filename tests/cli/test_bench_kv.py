@@ -11,7 +11,7 @@ from support import TestCase, run
 OPTIONS = {"sessions", "session-rate", "turns", "think", "system-tokens", "turn-tokens",
            "output-tokens", "trace", "starts", "requests", "scale", "speed", "concurrency", "seed",
            "policy", "rounds", "kv-tokens", "tiers", "kv-host", "kv-disk", "kv-prefetch",
-           "max-running", "ctx-size", "threads", "cpu", "device", "kv-dtype",
+           "kv-write", "max-running", "ctx-size", "threads", "cpu", "device", "kv-dtype",
            "write-trace", "json", "help"}
 # One after the other: what is found depends on no time.
 ONE = ("--concurrency", "1", "--kv-tokens", "4096", "--policy", "lru")

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -18,6 +19,7 @@
 #include "tests/kv/redis_server.h"
 
 #define FOLDER TEST_BUILD_DIR "/tests/kv-tiers"
+#define COPY TEST_BUILD_DIR "/tests/kv-tiers-copy"
 #define SECRET TEST_BUILD_DIR "/tests/kv-tiers-secret"
 #define OTHER_SECRET TEST_BUILD_DIR "/tests/kv-tiers-secret-too"
 #define NUM_CASES (TEST_SANITIZED ? 20 : 100)
@@ -39,6 +41,7 @@ struct mix {
     int32_t redis_port;       /* without it: of a server; 0: none */
     const char *secret_path;  /* of the remote tier; NULL: none */
     bool changes_faults;      /* the server does wrong, now in one way, now in another */
+    enum imbrex_kv_write kv_write;
 };
 
 struct logged {
@@ -67,6 +70,7 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     options.kv_host_bytes = mix->num_host_blocks * BLOCK_BYTES;
     options.kv_disk_path = mix->has_disk ? FOLDER : NULL;
     options.kv_disk_bytes = mix->has_disk ? DISK_BYTES : 0;
+    options.kv_write = mix->kv_write;
     char url[64];
     int32_t port = mix->redis != NULL ? fake_redis_port(mix->redis) : mix->redis_port;
     if (port != 0) {
@@ -440,7 +444,8 @@ static void test_remote(void **state)
     struct fixture *fixture = *state;
     skip_without_hiredis();
     struct fake_redis *redis = fake_redis_create();
-    const struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis};
+    const struct mix mix = {
+        .kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis, .kv_write = IMBREX_KV_WRITE_DEMOTED};
     struct mix with_secret = mix;
     int32_t from_host, from_disk, ids[200];
     write_secret(SECRET, "0123456789abcdef0123456789abcdef");
@@ -499,6 +504,139 @@ static void test_remote(void **state)
     fake_redis_destroy(redis);
     (void)unlink(SECRET);
     (void)unlink(OTHER_SECRET);
+}
+
+static void wait_for_values(struct fake_redis *redis, int32_t num_values)
+{
+    for (int32_t i = 0; fake_redis_num_values(redis) < num_values; i++) {
+        assert_true(i < 100000);
+        (void)usleep(1000);
+    }
+}
+
+/* Two engines and a server: nothing is evicted, and neither of them ends. Catches: blocks that
+ * others find only once their engine has no room for them; an engine with nothing to do that stops
+ * half-way; a server that is away when they are computed, or breaks, and never gets them; blocks
+ * written through that were to be written when they go. */
+static void test_write_through(void **state)
+{
+    struct fixture *fixture = *state;
+    skip_without_hiredis();
+    struct fake_redis *redis = fake_redis_create();
+    struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis};
+    struct imbrex_engine_metrics metrics;
+    struct imbrex_engine *first = create_engine(fixture->model, &mix, NULL);
+    struct imbrex_engine *second = create_engine(fixture->model, &mix, NULL);
+    assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_remote(first), 0);
+    wait_for_values(redis, 12);
+    assert_int_equal(count_remote(second), 192);
+    imbrex_engine_read_metrics(first, &metrics);
+    assert_int_equal(metrics.num_kv_written, 12);
+    assert_int_equal(metrics.num_kv_demoted + metrics.num_kv_lost + metrics.num_kv_faults, 0);
+    imbrex_engine_destroy(first);
+    imbrex_engine_destroy(second);
+    assert_int_equal(fake_redis_count(redis, 'S'), 12); /* none of them twice */
+
+    /* Away while they are computed. */
+    fake_redis_stop(redis, false);
+    first = create_engine(fixture->model, &mix, NULL);
+    assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_remote(first), 0);
+    fake_redis_go_on(redis);
+    wait_for_values(redis, 12);
+    imbrex_engine_destroy(first);
+
+    /* It breaks the connection in place of an answer: what was under way goes at the end. */
+    fake_redis_stop(redis, false);
+    fake_redis_go_on(redis);
+    first = create_engine(fixture->model, &mix, NULL);
+    fake_redis_set_fault(redis, FAKE_REDIS_HANG_UP, 1);
+    assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_remote(first), 0);
+    do {
+        (void)usleep(1000);
+        imbrex_engine_read_metrics(first, &metrics);
+    } while (metrics.num_kv_faults == 0);
+    fake_redis_set_fault(redis, FAKE_REDIS_WELL, 1);
+    imbrex_engine_stop(first);
+    struct kv_tiers_metrics counted;
+    do {
+        (void)usleep(1000);
+        kv_tiers_update(first->tiers.tiers, 0);
+        kv_tiers_read_metrics(first->tiers.tiers, &counted);
+    } while (!counted.remote.is_up);
+    imbrex_engine_destroy(first);
+    assert_int_equal(fake_redis_num_values(redis), 12);
+
+    /* Not before they go. */
+    fake_redis_stop(redis, false);
+    fake_redis_go_on(redis);
+    mix.kv_write = IMBREX_KV_WRITE_DEMOTED;
+    first = create_engine(fixture->model, &mix, NULL);
+    assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_remote(first), 0);
+    imbrex_engine_read_metrics(first, &metrics);
+    assert_int_equal(metrics.num_kv_written, 0);
+    imbrex_engine_destroy(first);
+    assert_int_equal(fake_redis_num_values(redis), 12);
+    fake_redis_destroy(redis);
+}
+
+/* The files of a folder, to one that is made if need be. */
+static void copy_folder(const char *from, const char *to)
+{
+    DIR *folder = opendir(from);
+    const struct dirent *entry;
+    assert_non_null(folder);
+    (void)mkdir(to, 0700);
+    while ((entry = readdir(folder)) != NULL) {
+        char path[FIXTURE_PATH_BYTES];
+        size_t num_bytes;
+        if (entry->d_name[0] != '.') {
+            (void)snprintf(path, sizeof(path), "%s/%s", from, entry->d_name);
+            char *bytes = fixture_read(path, &num_bytes);
+            fixture_write_in(to, entry->d_name, bytes, num_bytes);
+            free(bytes);
+        }
+    }
+    (void)closedir(folder);
+}
+
+/* What a folder has before its engine ends is found by the next one. Catches: a process that is
+ * killed and loses all that it has not evicted. */
+static void test_write_through_disk(void **state)
+{
+    struct fixture *fixture = *state;
+    struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .has_disk = true, .fake_seed = 3};
+    struct device *device;
+    int32_t ids[200], from_host, from_disk;
+    for (int32_t i = 0; i < 200; i++) {
+        ids[i] = 3 + 7 * i % 450;
+    }
+    fixture_empty_folder(FOLDER);
+    fixture_empty_folder(COPY);
+    assert_int_equal(device_fake_create(mix.fake_seed, &device, NULL), IMBREX_STATUS_OK);
+    struct imbrex_engine *engine = create_engine(fixture->model, &mix, device);
+    assert_int_equal(imbrex_engine_start(engine, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 0);
+    struct imbrex_engine_metrics metrics;
+    do {
+        (void)usleep(1000);
+        imbrex_engine_read_metrics(engine, &metrics);
+    } while (metrics.kv_disk_blocks < 12);
+    imbrex_engine_stop(engine);
+    assert_int_equal(metrics.num_kv_demoted, 0);
+    copy_folder(FOLDER, COPY); /* as it would be if the process ended here */
+    imbrex_engine_destroy(engine);
+
+    fixture_empty_folder(FOLDER);
+    copy_folder(COPY, FOLDER);
+    engine = create_engine(fixture->model, &mix, NULL);
+    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(from_disk, 192);
+    imbrex_engine_destroy(engine);
+    fixture_empty_folder(COPY);
 }
 
 /* The whole mix over a server, with RAM, with a disk, with neither. Catches: bits that differ after
@@ -865,6 +1003,7 @@ int run_engine_tiers_tests(void)
         cmocka_unit_test(test_warm_mix),       cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_failing_copies), cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_idle),           cmocka_unit_test(test_remote),
+        cmocka_unit_test(test_write_through),  cmocka_unit_test(test_write_through_disk),
         cmocka_unit_test(test_remote_mix),     cmocka_unit_test(test_redis_mix),
         cmocka_unit_test(test_remote_faults),  cmocka_unit_test(test_remote_options),
     };
