@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -493,8 +494,8 @@ static void test_write_through(void **state)
     struct fake_redis *redis = fake_redis_create();
     struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis};
     struct imbrex_engine_metrics metrics;
-    struct imbrex_engine *first = create_engine(fixture->model, &mix, NULL);
-    struct imbrex_engine *second = create_engine(fixture->model, &mix, NULL);
+    struct imbrex_engine *first = create_engine(fixture->bed.model, &mix, NULL);
+    struct imbrex_engine *second = create_engine(fixture->bed.model, &mix, NULL);
     assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
     assert_int_equal(count_remote(first), 0);
     wait_for_values(redis, 12);
@@ -508,7 +509,7 @@ static void test_write_through(void **state)
 
     /* Away while they are computed. */
     fake_redis_stop(redis, false);
-    first = create_engine(fixture->model, &mix, NULL);
+    first = create_engine(fixture->bed.model, &mix, NULL);
     assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
     assert_int_equal(count_remote(first), 0);
     fake_redis_go_on(redis);
@@ -518,7 +519,7 @@ static void test_write_through(void **state)
     /* It breaks the connection in place of an answer: what was under way goes at the end. */
     fake_redis_stop(redis, false);
     fake_redis_go_on(redis);
-    first = create_engine(fixture->model, &mix, NULL);
+    first = create_engine(fixture->bed.model, &mix, NULL);
     fake_redis_set_fault(redis, FAKE_REDIS_HANG_UP, 1);
     assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
     assert_int_equal(count_remote(first), 0);
@@ -541,7 +542,7 @@ static void test_write_through(void **state)
     fake_redis_stop(redis, false);
     fake_redis_go_on(redis);
     mix.kv_write = IMBREX_KV_WRITE_DEMOTED;
-    first = create_engine(fixture->model, &mix, NULL);
+    first = create_engine(fixture->bed.model, &mix, NULL);
     assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
     assert_int_equal(count_remote(first), 0);
     imbrex_engine_read_metrics(first, &metrics);
@@ -578,16 +579,14 @@ static void test_write_through_disk(void **state)
     struct fixture *fixture = *state;
     struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .has_disk = true, .fake_seed = 3};
     struct device *device;
-    int32_t ids[200], from_host, from_disk;
-    for (int32_t i = 0; i < 200; i++) {
-        ids[i] = 3 + 7 * i % 450;
-    }
+    int32_t ids[PLAIN_PROMPT_TOKENS], from_host, from_disk;
+    plain_prompt_fill(ids);
     fixture_empty_folder(FOLDER);
     fixture_empty_folder(COPY);
     assert_int_equal(device_fake_create(mix.fake_seed, &device, NULL), IMBREX_STATUS_OK);
-    struct imbrex_engine *engine = create_engine(fixture->model, &mix, device);
+    struct imbrex_engine *engine = create_engine(fixture->bed.model, &mix, device);
     assert_int_equal(imbrex_engine_start(engine, NULL), IMBREX_STATUS_OK);
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 0);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 0);
     struct imbrex_engine_metrics metrics;
     do {
         (void)usleep(1000);
@@ -600,8 +599,8 @@ static void test_write_through_disk(void **state)
 
     fixture_empty_folder(FOLDER);
     copy_folder(COPY, FOLDER);
-    engine = create_engine(fixture->model, &mix, NULL);
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    engine = create_engine(fixture->bed.model, &mix, NULL);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 192);
     assert_int_equal(from_disk, 192);
     imbrex_engine_destroy(engine);
     fixture_empty_folder(COPY);
