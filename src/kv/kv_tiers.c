@@ -19,8 +19,8 @@
 #define NUM_BATCHES 16
 #define MAX_MOVES 64 /* of one batch */
 #define NUM_MEASURED 32
-/* What is given behind a full batch is timed, from so many blocks on: the stream has it before it is
- * done with that one, so what is timed is the link. */
+/* What is given behind a full batch is timed, from so many blocks on: the stream has it before that
+ * one is done, so what is timed is the link. */
 #define MIN_TIMED 8
 /* The rate is that of the last moves: so many blocks. What was timed once counts for a quarter, and
  * as four times what was known, at most: a machine may have been busy with something else. */
