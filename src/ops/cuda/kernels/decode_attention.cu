@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of single tokens: all that matters is to read keys and values once, and with enough
- * loads under way at all times. A warp takes 16-key blocks of the cache straight into registers,
- * those of the next item while the last one's results are merged:
+ * loads under way at all times. Where there are more items than clusters, a warp takes 16-key
+ * blocks of the cache straight into registers, those of the next item while the last one's results
+ * are merged; else see attend_once.
  *
  *   keys      K0 |    K1 ->        |    next item's ->        |
  *   values    V0 |            V1 ->|            next item's -> |
@@ -616,9 +617,9 @@ static __device__ __forceinline__ void attend(const decode_params &params)
 
 /* ---- one item a cluster ---------------------------------------------------------------------- */
 
-/* Of the item whose number is the cluster's: with nothing to load behind it, a warp has two stages of
- * its own in shared memory instead of a step in registers, so that twice as much is under way, and
- * writes what it found over them. */
+/* Of the item whose number is the cluster's: with nothing to load behind it, a warp has two stages
+ * of its own in shared memory instead of a step in registers, so that twice as much is under way,
+ * and writes what it found over them. */
 template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void attend_once(const decode_params &params)
 {
@@ -662,7 +663,7 @@ static __device__ __forceinline__ void attend_once(const decode_params &params)
     bool is_waiting = true;              /* for the kernel ahead */
     struct decode_state<N_TILES, HEAD_DIM> state;
     clear_state(state);
-    /* A turn loads a step, or nothing behind the last one, and computes that of STAGES turns ago. */
+    /* A turn computes the step of STAGES turns ago and loads one, or nothing behind the last. */
     for (int32_t turn = 0, block = run.begin; block < run.end || is_waiting; turn++) {
         uint32_t stage = shared_address(own) + turn % STAGES * DECODE_STAGE_BYTES(KIND);
         if (is_waiting && (turn == STAGES || next >= run.end || next + BLOCKS > newest)) {
@@ -710,6 +711,7 @@ static __device__ __forceinline__ void attend_once(const decode_params &params)
         }
         copy_async_commit();
     }
+    copy_async_wait<0>(); /* for queries, where there were no keys */
     share_state<KIND>(state, (struct decode_found<N_TILES, HEAD_DIM> *)own, exchange);
     __syncthreads();
     cluster_wait(); /* all barriers exist */

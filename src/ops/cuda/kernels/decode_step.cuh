@@ -169,7 +169,7 @@ static __device__ __forceinline__ uint32_t find_scales(const uint32_t (&scales)[
     return __shfl_sync(FULL_MASK, scales[at / 32], at % 32 + row * step::ROW_WORDS + word);
 }
 
-/* ---- loads by way of shared memory ------------------------------------------------------------- */
+/* ---- loads by way of shared memory ----------------------------------------------------------- */
 
 /* A step as it lies in a stage: keys of its blocks, their values, then the scales of both. */
 template <int KIND, int HEAD_DIM> struct decode_stage {
@@ -186,10 +186,10 @@ template <int KIND, int HEAD_DIM> struct decode_stage {
 
 /* A block's keys, or values, of a head are one piece of memory, which is copied as it lies, 512
  * bytes an instruction. In lines of 128 bytes the 16-byte chunks change places, so that those who
- * read find theirs in different banks: this is what a chunk's number is turned by (exclusive or), of
- * a row's keys and values. Eight lanes read chunks of bf16 keys from 2 rows, of 8-bit ones 16 lanes
- * halves of them from 4; of values they read from rows 2 q. Of a sum of rows that share no bits it
- * is both rows' turns, one after the other. */
+ * read find theirs in different banks: this is what a chunk's number is turned by (exclusive or),
+ * of a row's keys and values. Eight lanes read chunks of bf16 keys from 2 rows, of 8-bit ones 16
+ * lanes halves of them from 4; of values they read from rows 2 q. Of a sum of rows that share no
+ * bits it is both rows' turns, one after the other. */
 template <int KIND, int HEAD_DIM, bool IS_VALUES>
 static __device__ __forceinline__ int chunk_turn(int row)
 {
