@@ -348,6 +348,8 @@ LINK_TEST = $(call QUIET,link) $(CC) $(LINK_OPTIONS) $(filter %.o,$^) $(filter %
 # --wrap sees the calls of imbrex, jansson and utf8proc, not those inside cmocka and libc.
 WRAP := $(foreach f,malloc calloc realloc free mmap munmap pthread_create read open,-Wl,--wrap=$(f))
 
+# It counts the threads of each suite.
+$(UNIT): LINK_OPTIONS += -Wl,--wrap=pthread_create
 $(UNIT): $(call objects,$(UNIT_SOURCES) $(if $(filter 1,$(CUDA)),bench/cuda/kernel_trace.c)) \
     $(TEST_LIB)
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
@@ -407,10 +409,11 @@ test-built: all test-programs $(EXAMPLES)
 asan-built: test-programs
 	@$(RUN_TESTS) $(TEST_PROGRAMS) $(filter tests/cli/%,$(SCRIPT_TESTS))
 
-# Of the programs with threads, those that ThreadSanitizer does not slow down to many minutes.
+# Of the programs with threads, those that ThreadSanitizer does not slow down to many minutes; of
+# the unit suites those that start threads, as the others have nothing to race with.
 TSAN_PROGRAMS := $(UNIT) $(filter %/golden_stories260k,$(GOLDENS))
 tsan-built: $(TSAN_PROGRAMS)
-	@$(RUN_TESTS) $(TSAN_PROGRAMS)
+	@$(RUN_TESTS) --some threaded $(TSAN_PROGRAMS)
 
 # ---- what people type -------------------------------------------------------------------------
 run:
@@ -448,10 +451,10 @@ build-gcc build-clang: build-%:
 
 ASAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 asan:
-	@$(SUBMAKE) BUILD=$(BUILD)/asan CFLAGS='-O2 -g' SANITIZE='$(ASAN)' asan-built
+	@$(SUBMAKE) BUILD=$(BUILD)/asan CFLAGS='-O2 -g1' SANITIZE='$(ASAN)' asan-built
 
 tsan:
-	@$(SUBMAKE) BUILD=$(BUILD)/tsan CFLAGS='-O2 -g' SANITIZE=-fsanitize=thread tsan-built
+	@$(SUBMAKE) BUILD=$(BUILD)/tsan CFLAGS='-O2 -g1' SANITIZE=-fsanitize=thread tsan-built
 
 bench: $(CHECKS) $(BENCHES) $(FIXTURES)
 	@for program in $(CHECKS); do $$program --bench || exit 1; done
@@ -468,7 +471,7 @@ differential: $(BUILD)/imbrex $(FIXTURES)
 # The library is instrumented for coverage without libFuzzer's main, which only the targets link.
 FUZZ := -fno-sanitize-recover=all -fno-omit-frame-pointer -fsanitize=address,undefined
 fuzz:
-	@$(SUBMAKE) BUILD=$(BUILD)/fuzz CC=$(FUZZ_CC) CFLAGS='-O2 -g' \
+	@$(SUBMAKE) BUILD=$(BUILD)/fuzz CC=$(FUZZ_CC) CFLAGS='-O2 -g1' \
 	    SANITIZE='$(FUZZ),fuzzer-no-link' fuzz-built
 
 $(FUZZERS): $(BUILD)/fuzzers/%: $(OBJ)/fuzz/%.o $(call objects,$(FUZZ_SHARED)) $(TEST_LIB)

@@ -363,6 +363,12 @@ enum imbrex_kv_dtype {
     IMBREX_KV_DTYPE_FP8 = 5,
 };
 
+/* When KV blocks are written to the folder on a disk and to the server. */
+enum imbrex_kv_write {
+    IMBREX_KV_WRITE_COMPUTED = 0, /* as soon as they are computed, in the background */
+    IMBREX_KV_WRITE_DEMOTED = 1,  /* when the KV cache has no room for them, and at the end */
+};
+
 /* Whether a token's bits depend on the tokens beside it. */
 enum imbrex_invariance {
     IMBREX_INVARIANCE_OFF = 0,
@@ -431,6 +437,9 @@ struct imbrex_engine_options {
      * (docs/kv-cache.md). */
     const char *kv_remote_url;
     const char *kv_remote_secret_path;
+    /* With a folder or a server. COMPUTED: other engines find a block on the server while this one
+     * runs, and a process that is killed loses only the newest ones. */
+    enum imbrex_kv_write kv_write;
     uint32_t cpu_features; /* bits of enum imbrex_cpu_features; 0: the plain C reference */
     /* Where the model runs: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": a GPU if there is
      * one that can, else the CPU, with a note in the log. NULL: "cpu". */
@@ -771,6 +780,7 @@ struct imbrex_engine_metrics {
     /* Of the cached ones, as in imbrex_request_metrics. */
     uint64_t num_host_tokens, num_disk_tokens, num_remote_tokens;
     uint64_t num_kv_demoted; /* blocks copied down from the first tier */
+    uint64_t num_kv_written; /* the same, while it keeps them (IMBREX_KV_WRITE_COMPUTED) */
     uint64_t num_kv_lost;    /* blocks that went while no tier below had a copy or room for one */
     uint64_t num_kv_faults;  /* blocks lost to disk, server or a failed copy, damaged ones too */
     /* Blocks brought up before anybody asked for them; of these, used by a request, and forgotten

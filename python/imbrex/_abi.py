@@ -76,7 +76,7 @@ class EngineOptions(ctypes.Structure):
         ("priority_step_ns", c_int64), ("batch_invariant", c_enum), ("kv_policy", c_char_p),
         ("kv_host_bytes", c_size_t), ("kv_disk_path", c_char_p), ("kv_disk_bytes", c_size_t),
         ("kv_disk_zstd_level", c_int32), ("kv_prefetch_percent", c_int32),
-        ("kv_remote_url", c_char_p), ("kv_remote_secret_path", c_char_p),
+        ("kv_remote_url", c_char_p), ("kv_remote_secret_path", c_char_p), ("kv_write", c_enum),
         ("cpu_features", c_uint32), ("device", c_char_p), ("compute", c_enum), ("kv_dtype", c_enum),
         ("tuned", c_char_p), ("tuned_is_optional", c_bool), ("ablations", c_uint32),
         ("load_progress", c_void_p), ("load_user", c_void_p),

@@ -34,6 +34,7 @@ _log = logging.getLogger("imbrex")
 _LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING)
 _INVARIANCE = {False: 0, True: 1, None: 2}
 _COMPUTE = {"auto": 0, "f32": 1, "bf16": 2}
+_KV_WRITE = {"computed": 0, "demoted": 1}
 _KV_DTYPE = {"auto": 0, "fp32": 1, "fp16": 2, "bf16": 3, "int8": 4, "fp8": 5}
 # How long a thread is inside the library before Python may handle a signal such as Ctrl-C.
 _POLL_NS = 50_000_000
@@ -667,6 +668,8 @@ class Engine(_Uncopyable):
     kv_prefetch_percent: of the time for copies up, for blocks that the policy expects; 0: none.
     kv_remote_url, kv_remote_secret_path: a Redis or Valkey server for the same, which engines of
         one model may share, and a file of 32 bytes or more that only they have.
+    kv_write: when blocks go to the folder and the server: "computed": as soon as they are computed,
+        in the background; "demoted": when the cache has no room for them, and at the end.
     tuned: a file or folder of plans that `imbrex tune` measured; refused if the model then runs on
         the CPU.
     batch_invariant: whether a request's bits may not depend on others; None: on on a CPU.
@@ -685,6 +688,7 @@ class Engine(_Uncopyable):
                  kv_disk_zstd_level: int = 0,
                  kv_prefetch_percent: int = 50,
                  kv_remote_url: Optional[str] = None, kv_remote_secret_path: Optional[Path] = None,
+                 kv_write: str = "computed",
                  tuned: Optional[Path] = None, batch_invariant: Optional[bool] = None,
                  compute: str = "auto", kv_dtype: str = "auto") -> None:
         self._lib = library()
@@ -692,6 +696,8 @@ class Engine(_Uncopyable):
             _refuse("compute", "auto, f32 or bf16", compute)
         if not isinstance(kv_dtype, str) or kv_dtype not in _KV_DTYPE:
             _refuse("kv_dtype", "auto, fp32, fp16, bf16, int8 or fp8", kv_dtype)
+        if not isinstance(kv_write, str) or kv_write not in _KV_WRITE:
+            _refuse("kv_write", "computed or demoted", kv_write)
         if batch_invariant is not None and not isinstance(batch_invariant, bool):
             _refuse("batch_invariant", "True, False or None", batch_invariant)
         self.model = model if isinstance(model, Model) else Model(model)
@@ -702,7 +708,7 @@ class Engine(_Uncopyable):
             "kv_cache_tokens": kv_cache_tokens, "max_running": max_running,
             "max_step_tokens": max_step_tokens, "max_waiting": max_waiting,
             "batch_invariant": _INVARIANCE[batch_invariant], "compute": _COMPUTE[compute],
-            "kv_dtype": _KV_DTYPE[kv_dtype]})
+            "kv_dtype": _KV_DTYPE[kv_dtype], "kv_write": _KV_WRITE[kv_write]})
         _set_fields(options, {"kv_host_bytes": kv_host_bytes, "kv_disk_bytes": kv_disk_bytes,
                               "kv_disk_zstd_level": kv_disk_zstd_level,
                               "kv_prefetch_percent": kv_prefetch_percent})

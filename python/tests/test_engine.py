@@ -115,6 +115,7 @@ def test_batch_of_more_than_the_queue():
     (lambda e: imbrex.Engine(batch_invariant="x"), "batch_invariant: expected True, False or None"),
     (lambda e: imbrex.Engine(batch_invariant=2), "found 2"),
     (lambda e: imbrex.Engine(compute=[]), "compute: expected auto, f32 or bf16, found []"),
+    (lambda e: imbrex.Engine(kv_write="late"), "kv_write: expected computed or demoted"),
     (lambda e: imbrex.Engine(kv_dtype="int4"), "kv_dtype: expected auto, fp32, fp16, bf16, int8"),
     (lambda e: imbrex.Engine(device=0), "device: expected a text, found 0"),
     (lambda e: imbrex.Engine(kv_disk_path=5), "kv_disk_path: expected a path, found 5"),

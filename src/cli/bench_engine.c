@@ -559,10 +559,16 @@ static int create_engines(struct bench_state *state)
                                                    options.kv_policy);
     }
     if (exit_code == EXIT_CODE_OK) {
+        const struct engine_settings *settings = &state->settings->engine;
+        exit_code = engine_settings_check_write(settings, settings->kv_disk != NULL ||
+                                                              settings->kv_remote != NULL);
+    }
+    if (exit_code == EXIT_CODE_OK) {
         exit_code = engine_settings_choose_tiers(&state->settings->engine, kv_folder, &options);
         state->report.kv_remote = engine_settings_remote_place(&state->settings->engine);
         state->report.kv_disk_zstd_level = options.kv_disk_zstd_level;
         state->report.kv_prefetch_percent = options.kv_prefetch_percent;
+        state->report.kv_write = options.kv_write;
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = create_engine(state, &options, &state->engine);

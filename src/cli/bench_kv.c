@@ -226,6 +226,7 @@ static const struct option_spec kv_options[] = {
              "runs with tiers; 0: none are fetched ahead of requests",
      .max = 100,
      .offset = offsetof(struct kv_settings, engine.kv_prefetch)},
+    ENGINE_OPTION_KV_WRITE(struct kv_settings),
     ENGINE_OPTION_CTX_SIZE(struct kv_settings,
                            "the longest request, at most what the model was made for; longer "
                            "prompts are cut"),
@@ -385,6 +386,10 @@ static int choose_tiers(struct kv_bench *bench, int64_t distinct_tokens)
     bool has_tiers = bench->settings->tiers || engine_settings_has_tiers(settings);
     int exit_code = engine_settings_check_prefetch(settings, has_tiers, NULL);
 
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_check_write(settings, bench->settings->tiers ||
+                                                              settings->kv_disk != NULL);
+    }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = engine_settings_choose_tiers(settings, bench->kv_folder, options);
     }
@@ -716,6 +721,10 @@ static int format_command_line(struct kv_bench *bench, const char *model)
     command_line_add_text(file, "kv-host", settings->engine.kv_host);
     command_line_add_text(file, "kv-disk", settings->engine.kv_disk);
     add_integer(file, "kv-prefetch", &settings->engine.kv_prefetch);
+    if (settings->engine.kv_write.given) {
+        command_line_add_text(file, "kv-write",
+                              engine_kv_write_choices[settings->engine.kv_write.value].name);
+    }
     add_integer(file, "ctx-size", &settings->engine.ctx_size);
     command_line_add_text(file, "device", settings->engine.device);
     add_integer(file, "threads", &settings->engine.threads);

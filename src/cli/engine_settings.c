@@ -51,6 +51,12 @@ const struct option_choice engine_kv_dtype_choices[] = {
     {NULL, 0},
 };
 
+const struct option_choice engine_kv_write_choices[] = {
+    {"computed", IMBREX_KV_WRITE_COMPUTED},
+    {"demoted", IMBREX_KV_WRITE_DEMOTED},
+    {NULL, 0},
+};
+
 const struct option_choice engine_ablations[] = {
     {"mlp", IMBREX_ABLATE_MLP},       {"attention", IMBREX_ABLATE_ATTENTION},
     {"pdl", IMBREX_ABLATE_PDL},       {"graph", IMBREX_ABLATE_GRAPH},
@@ -327,6 +333,7 @@ int engine_settings_choose_tiers(const struct engine_settings *settings,
     int exit_code = EXIT_CODE_OK;
 
     options->kv_prefetch_percent = (int32_t)settings->kv_prefetch.value;
+    options->kv_write = (enum imbrex_kv_write)settings->kv_write.value;
     if (settings->kv_host != NULL) {
         exit_code = read_size("kv-host", settings->kv_host, &options->kv_host_bytes);
     }
@@ -337,6 +344,16 @@ int engine_settings_choose_tiers(const struct engine_settings *settings,
     options->kv_remote_url = settings->kv_remote;
     options->kv_remote_secret_path = settings->kv_remote_secret;
     return exit_code;
+}
+
+int engine_settings_check_write(const struct engine_settings *settings, bool has_lower_tiers)
+{
+    if (settings->kv_write.given && !has_lower_tiers) {
+        output_error("--kv-write: expected a tier with it that blocks are written to (--kv-disk or "
+                     "--kv-remote), found none");
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
 }
 
 int engine_settings_check_prefetch(const struct engine_settings *settings, bool has_tiers,
@@ -399,6 +416,10 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
     if (exit_code == EXIT_CODE_OK) {
         exit_code = engine_settings_check_prefetch(settings, engine_settings_has_tiers(settings),
                                                    options->kv_policy);
+    }
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_check_write(settings, settings->kv_disk != NULL ||
+                                                              settings->kv_remote != NULL);
     }
     return exit_code == EXIT_CODE_OK ? engine_settings_choose_tiers(settings, kv_folder, options)
                                      : exit_code;

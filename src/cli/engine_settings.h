@@ -20,6 +20,7 @@ struct engine_settings {
     struct option_integer kv_prefetch; /* percent */
     const char *kv_remote;             /* redis://...; NULL: none */
     const char *kv_remote_secret;      /* a file; NULL: none */
+    struct option_integer kv_write;    /* enum imbrex_kv_write */
     const char *device;                /* as imbrex_engine_options; NULL: "cpu" */
     struct option_integer compute;     /* enum imbrex_compute */
     struct option_integer kv_dtype;    /* enum imbrex_kv_dtype */
@@ -39,6 +40,7 @@ struct engine_settings {
 extern const struct option_choice engine_cpu_choices[];
 extern const struct option_choice engine_compute_choices[];
 extern const struct option_choice engine_kv_dtype_choices[];
+extern const struct option_choice engine_kv_write_choices[];
 /* What --ablate takes, with bits of enum imbrex_ablation. */
 extern const struct option_choice engine_ablations[];
 
@@ -203,6 +205,19 @@ extern const struct option_choice engine_ablations[];
      .default_text = "one context",                                    \
      .offset = offsetof(settings, engine.kv_blocks)}
 
+#define ENGINE_OPTION_KV_WRITE(settings)                               \
+    {.long_name = "kv-write",                                          \
+     .fields = "kv_write",                                             \
+     .argument = "WHEN",                                               \
+     .type = OPTION_TYPE_CHOICE,                                       \
+     .group = "Engine",                                                \
+     .help = "when blocks go to --kv-disk and --kv-remote: computed, " \
+             "as soon as they are, in the background; or demoted, "    \
+             "when the KV cache has no room for them, and at the end", \
+     .choices = engine_kv_write_choices,                               \
+     .default_text = "computed",                                       \
+     .offset = offsetof(settings, engine.kv_write)}
+
 /* Lines of the tiers below. */
 #define ENGINE_OPTION_KV_TIERS(settings)                               \
     {.long_name = "kv-host",                                           \
@@ -255,7 +270,8 @@ extern const struct option_choice engine_ablations[];
      .help = "32 bytes or more that these engines have and nobody else, " \
              "so that nobody else can make blocks for them",           \
      .default_text = "none",                                           \
-     .offset = offsetof(settings, engine.kv_remote_secret)}
+     .offset = offsetof(settings, engine.kv_remote_secret)},           \
+    ENGINE_OPTION_KV_WRITE(settings)
 /* clang-format on */
 
 /* What the library takes. `context_size` is used unless --ctx-size was given. No prefix cache:
@@ -272,12 +288,14 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
                               const struct imbrex_model *model,
                               char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options);
-/* Sets what --kv-host, --kv-disk, --kv-remote and --kv-remote-secret say. The folder's name is
- * written to kv_folder, which the options point to then; NULL: there is no --kv-disk. Returns an
- * exit code. */
+/* Sets what --kv-host, --kv-disk, --kv-remote, --kv-remote-secret and --kv-write say. The folder's
+ * name is written to kv_folder, which the options point to then; NULL: there is no --kv-disk.
+ * Returns an exit code. */
 int engine_settings_choose_tiers(const struct engine_settings *settings,
                                  char kv_folder[ENGINE_MAX_PATH_BYTES],
                                  struct imbrex_engine_options *options);
+/* Refuses --kv-write where nothing is below RAM. Returns an exit code. */
+int engine_settings_check_write(const struct engine_settings *settings, bool has_lower_tiers);
 /* Refuses --kv-prefetch where there is no tier, and warns where the policy, NULL for several, makes
  * nothing of it. Returns an exit code. */
 int engine_settings_check_prefetch(const struct engine_settings *settings, bool has_tiers,

@@ -404,7 +404,7 @@ static json_t *json_engine(const struct load_report *report)
 
     return json_pack(
         "{s:s, s:i, s:s, s:s, s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:o, s:o, s:o, s:i, "
-        "s:o, s:i}",
+        "s:o, s:i, s:s}",
         "device", plan->device, "device_idx", (int)plan->device_idx, "compute", plan->compute,
         "kv_dtype", plan->kv_dtype, "num_threads", (int)plan->num_threads, "kernels", plan->kernels,
         "context_size", (int)plan->context_size, "kv_num_blocks", (int)plan->kv_num_blocks,
@@ -413,7 +413,8 @@ static json_t *json_engine(const struct load_report *report)
         "kv_policy", report->kv_policy, "batch_invariant", batch_invariant, "kv_host_bytes",
         json_count(plan->kv_host_bytes), "kv_disk_bytes", json_count(plan->kv_disk_bytes),
         "kv_disk_zstd_level", (int)report->kv_disk_zstd_level, "kv_remote",
-        report_text(report->kv_remote), "kv_prefetch_percent", (int)report->kv_prefetch_percent);
+        report_text(report->kv_remote), "kv_prefetch_percent", (int)report->kv_prefetch_percent,
+        "kv_write", report->kv_write == IMBREX_KV_WRITE_COMPUTED ? "computed" : "demoted");
 }
 
 static json_t *json_load(const struct load_report *report)

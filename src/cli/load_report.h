@@ -31,6 +31,7 @@ struct load_report {
     const char *kv_policy;
     const char *kv_remote; /* address without its login; NULL: none */
     int32_t kv_disk_zstd_level, kv_prefetch_percent;
+    enum imbrex_kv_write kv_write;
     bool was_interrupted;                     /* by a signal */
     const struct load_result *result;         /* NULL: there is a comparison instead */
     const struct load_comparison *comparison; /* NULL: there is a result instead */

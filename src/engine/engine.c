@@ -129,6 +129,7 @@ static enum imbrex_status check_tiers(const struct imbrex_engine_options *option
     }
     TRY(check_policy(options, err));
     TRY(check_range("kv_prefetch_percent", options->kv_prefetch_percent, 100, err));
+    TRY(check_range("kv_write", options->kv_write, IMBREX_KV_WRITE_DEMOTED, err));
     TRY(check_range("kv_disk_zstd_level", options->kv_disk_zstd_level, KV_CODEC_MAX_LEVEL, err));
     TRY(check_disk(options, err));
     return check_remote(options, err);
@@ -437,6 +438,7 @@ static enum imbrex_status create_prefix_cache(struct imbrex_engine *engine,
         .remote_secret_path = options->kv_remote_secret_path,
         .num_blocks = plan->kv_num_blocks,
         .prefetch_percent = options->kv_prefetch_percent,
+        .writes_through = options->kv_write == IMBREX_KV_WRITE_COMPUTED,
         .device = engine->device,
         .kv = executor_kv(engine->executor),
         .log = &engine->model->log,

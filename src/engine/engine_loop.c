@@ -479,9 +479,8 @@ bool engine_loop_has_work(const struct imbrex_engine *engine)
 
 int64_t engine_loop_due_ns(const struct imbrex_engine *engine)
 {
-    return engine->failure.status == IMBREX_STATUS_OK
-               ? prefix_prefetch_due_ns(engine->tiers.prefetch)
-               : INT64_MAX;
+    return engine->failure.status == IMBREX_STATUS_OK ? prefix_tiers_due_ns(&engine->tiers)
+                                                      : INT64_MAX;
 }
 
 static void publish(struct imbrex_engine *engine)
@@ -528,6 +527,9 @@ void engine_loop_step(struct imbrex_engine *engine)
     } else if (!has_planned && engine->tiers.tiers != NULL &&
                prefix_tiers_is_moving(&engine->tiers)) {
         prefix_tiers_wait(&engine->tiers);
+    }
+    if (engine->failure.status == IMBREX_STATUS_OK) {
+        prefix_tiers_write(&engine->tiers);
     }
     publish(engine);
     release_ended(engine);

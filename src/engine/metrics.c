@@ -102,6 +102,7 @@ void metrics_read(const struct metrics *metrics, struct imbrex_engine_metrics *s
         .num_disk_tokens = read_counter(&metrics->num_disk_tokens),
         .num_remote_tokens = read_counter(&metrics->num_remote_tokens),
         .num_kv_demoted = (uint64_t)read_gauge(&metrics->num_kv_demoted),
+        .num_kv_written = (uint64_t)read_gauge(&metrics->num_kv_written),
         .num_kv_lost = (uint64_t)read_gauge(&metrics->num_kv_lost),
         .num_kv_faults = (uint64_t)read_gauge(&metrics->num_kv_faults),
         .num_kv_ahead = (uint64_t)read_gauge(&metrics->num_kv_ahead),

@@ -20,7 +20,8 @@ struct metrics {
     atomic_uint_fast64_t num_queried_tokens, num_cached_tokens, num_key_collisions;
     atomic_uint_fast64_t num_host_tokens, num_disk_tokens, num_remote_tokens, kv_wait_ns;
     atomic_uint_fast64_t num_kv_layered;
-    atomic_int_fast64_t num_kv_demoted, num_kv_lost, num_kv_faults; /* as the tiers count them */
+    /* As the tiers count them. */
+    atomic_int_fast64_t num_kv_demoted, num_kv_written, num_kv_lost, num_kv_faults;
     atomic_int_fast64_t num_kv_ahead, num_kv_ahead_used, num_kv_ahead_wasted;
     atomic_uint_fast64_t num_steps, num_failed_steps, num_bad_logits;
     atomic_int_fast64_t num_running, num_waiting, kv_num_blocks, kv_num_free;

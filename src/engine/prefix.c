@@ -331,6 +331,9 @@ void prefix_insert(struct prefix_cache *cache, const struct step_row *row, int32
         table[i] = kv_cache_insert(cache->cache, kv, &prefix->keys[i],
                                    prefix->token_ids + (size_t)i * KV_BLOCK_SIZE, block_idx,
                                    cache->now_ns);
+        if (cache->tiers != NULL && !kv->is_cut && table[i] == block_idx) {
+            prefix_tiers_insert(cache->tiers, block_idx);
+        }
         if (is_read && table[i] != block_idx) {
             pinned_blocks[*num_pinned_blocks] = block_idx;
             (*num_pinned_blocks)++;

@@ -202,6 +202,10 @@ enum imbrex_status prefix_tiers_create(const struct prefix_tiers_options *option
     TRY(kv_tiers_measure(tiers->tiers, options->num_blocks, &tiers->block_ns));
     TRY(create_groups(options, tiers));
     TRY(create_prefetch(options, cache, tiers, err));
+    if (options->writes_through && (options->disk_path != NULL || options->remote_url != NULL)) {
+        TRY(prefix_write_create(cache, tiers->tiers, options->num_blocks, tiers->block_ns,
+                                &tiers->write, err));
+    }
     tiers->cache = cache;
     cache->tiers = tiers;
     return IMBREX_STATUS_OK;
@@ -226,6 +230,7 @@ void prefix_tiers_destroy(struct prefix_tiers *tiers, bool keeps)
         tiers->cache->tiers = NULL;
     }
     prefix_prefetch_destroy(tiers->prefetch);
+    prefix_write_destroy(tiers->write);
     kv_tiers_destroy(tiers->tiers);
     if (tiers->folder.path != NULL) {
         kv_folder_close(&tiers->folder);
@@ -243,8 +248,26 @@ void prefix_tiers_forget(void *user, const struct kv_key *key, const int32_t *to
     if (tiers->tiers != NULL) {
         tiers->origins[block_idx] = KV_TIER_NONE;
         prefix_prefetch_forget(tiers->prefetch, key, token_ids, block_idx);
+        prefix_write_forget(tiers->write, block_idx);
         kv_tiers_demote(tiers->tiers, key, token_ids, block_idx);
     }
+}
+
+void prefix_tiers_insert(struct prefix_tiers *tiers, int32_t block_idx)
+{
+    prefix_write_add(tiers->write, block_idx);
+}
+
+void prefix_tiers_write(struct prefix_tiers *tiers)
+{
+    prefix_write_look(tiers->write);
+}
+
+int64_t prefix_tiers_due_ns(const struct prefix_tiers *tiers)
+{
+    int64_t prefetch_ns = prefix_prefetch_due_ns(tiers->prefetch);
+    int64_t write_ns = prefix_write_due_ns(tiers->write);
+    return prefetch_ns < write_ns ? prefetch_ns : write_ns;
 }
 
 enum imbrex_status prefix_tiers_start(struct prefix_tiers *tiers)
@@ -268,6 +291,9 @@ static void take_promotion(struct prefix_tiers *tiers, const struct kv_promotion
     prefix_prefetch_promoted(tiers->prefetch, &promotion->key, block_idx, is_kept);
     if (is_kept) {
         tiers->origins[block_idx] = promotion->from;
+        if (promotion->from == KV_TIER_DISK) {
+            prefix_write_add(tiers->write, block_idx); /* the server may not have it */
+        }
     } else {
         kv_pool_release(cache->pool, block_idx);
     }
@@ -688,6 +714,7 @@ void prefix_tiers_publish(const struct prefix_tiers *tiers)
     metrics_set(&totals->num_kv_ahead_used, (int64_t)ahead.num_used);
     metrics_set(&totals->num_kv_ahead_wasted, (int64_t)ahead.num_wasted);
     metrics_set(&totals->num_kv_demoted, (int64_t)counted.num_demoted);
+    metrics_set(&totals->num_kv_written, (int64_t)counted.num_written);
     metrics_set(&totals->num_kv_lost, (int64_t)counted.num_lost);
     metrics_set(&totals->num_kv_faults,
                 (int64_t)(kv_tiers_num_faults(&counted) + kv_remote_num_faults(&counted.remote)));

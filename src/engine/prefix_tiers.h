@@ -9,6 +9,7 @@
  *               is held back, no longer than computing the blocks would take
  *               start: the step goes behind the copies of what it may write over
  *               collect: what came up under the step
+ *               write: what it filled goes down as well, if it is to (prefix_write.h)
  *
  * The layer-wise start. If all that the next request lacks lies in RAM, and comes up about as fast
  * as the step computes, it is not held: it is admitted with blocks that are still to be filled,
@@ -22,6 +23,7 @@
 
 #include "engine/executor.h"
 #include "engine/prefix_prefetch.h"
+#include "engine/prefix_write.h"
 
 /* The request that runs while blocks of it come up. */
 struct prefix_arrival {
@@ -40,6 +42,7 @@ struct prefix_tiers {
     unsigned char shared_secret[32];
     struct prefix_cache *cache;
     struct prefix_prefetch *prefetch; /* NULL: nothing is brought up ahead */
+    struct prefix_write *write;       /* NULL: nothing goes down before it is demoted */
     enum kv_tier
         *origins;     /* [num_blocks] of the pool: where it was promoted from, until it is used */
     int64_t block_ns; /* to bring a block up from the host tier, as measured at first */
@@ -63,6 +66,7 @@ struct prefix_tiers_options {
     const char *remote_secret_path; /* NULL: anybody may know its keys, and make values */
     int32_t num_blocks;             /* of the first tier */
     int32_t prefetch_percent; /* of the link's time, for what nobody has asked for yet; 0: none */
+    bool writes_through;      /* to disk and remote, as soon as blocks are computed */
     struct device *device;
     const struct kv_view *kv;
     const struct log *log;
@@ -91,6 +95,9 @@ void prefix_tiers_destroy(struct prefix_tiers *tiers, bool keeps);
 void prefix_tiers_forget(void *user, const struct kv_key *key, const int32_t *token_ids,
                          int32_t block_idx);
 
+/* The cache has taken in a block that was computed. */
+void prefix_tiers_insert(struct prefix_tiers *tiers, int32_t block_idx);
+
 /* Of the scheduler's waiting requests, before it plans. */
 void prefix_tiers_look(struct prefix_tiers *tiers, struct scheduler *scheduler);
 /* Before the planned step is given to the device. DEVICE: it must not be. */
@@ -104,6 +111,10 @@ void prefix_tiers_collect(struct prefix_tiers *tiers, struct scheduler *schedule
                           const struct step_plan *plan);
 /* One that was started has failed: what it was to wait for is forgotten. */
 void prefix_tiers_step_failed(struct prefix_tiers *tiers);
+/* After a step has been collected, or when there is no step: what is to go down early does. */
+void prefix_tiers_write(struct prefix_tiers *tiers);
+/* When the next look is due although nobody asks for anything; INT64_MAX: never. */
+int64_t prefix_tiers_due_ns(const struct prefix_tiers *tiers);
 /* Whether something comes up for which the engine should wait if it has nothing else to do. */
 bool prefix_tiers_is_moving(const struct prefix_tiers *tiers);
 /* Waits for it a little. */

@@ -30,6 +30,20 @@ static inline void block_list_append(struct block_list *list, struct block_links
     list->num_members++;
 }
 
+static inline void block_list_prepend(struct block_list *list, struct block_links links,
+                                      int32_t idx)
+{
+    links.previous[idx] = -1;
+    links.next[idx] = list->first;
+    if (list->first >= 0) {
+        links.previous[list->first] = idx;
+    } else {
+        list->last = idx;
+    }
+    list->first = idx;
+    list->num_members++;
+}
+
 static inline void block_list_remove(struct block_list *list, struct block_links links, int32_t idx)
 {
     int32_t previous = links.previous[idx], next = links.next[idx];

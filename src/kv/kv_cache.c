@@ -84,12 +84,8 @@ static void forget(struct kv_cache *cache, int32_t block_idx)
         cache->policy->functions->evict(cache->policy, block_idx);
     }
     if (cache->forgets != NULL) {
-        const int32_t *token_ids = cache->tree.token_ids;
         cache->forgets(cache->user, &cache->tree.keys[block_idx],
-                       token_ids == NULL
-                           ? NULL
-                           : token_ids + (size_t)block_idx * (size_t)cache->tree.block_size,
-                       block_idx);
+                       kv_cache_token_ids(cache, block_idx), block_idx);
     }
     struct kv_want *nearest = cache->tree.nodes[block_idx].nearest;
     if (nearest != NULL) {
@@ -522,6 +518,13 @@ bool kv_cache_has(const struct kv_cache *cache, const struct kv_key *key)
 const struct kv_key *kv_cache_key(const struct kv_cache *cache, int32_t block_idx)
 {
     return &cache->tree.keys[block_idx];
+}
+
+const int32_t *kv_cache_token_ids(const struct kv_cache *cache, int32_t block_idx)
+{
+    const int32_t *token_ids = cache->tree.token_ids;
+    return token_ids == NULL ? NULL
+                             : token_ids + (size_t)block_idx * (size_t)cache->tree.block_size;
 }
 
 uint64_t kv_cache_key_hash(const struct kv_cache *cache, int32_t block_idx)

@@ -130,6 +130,9 @@ bool kv_cache_has(const struct kv_cache *cache, const struct kv_key *key);
 /* The key of a block of the cache, until it is forgotten. */
 const struct kv_key *kv_cache_key(const struct kv_cache *cache, int32_t block_idx);
 
+/* Its token ids, [block_size]; NULL: the cache has none. */
+const int32_t *kv_cache_token_ids(const struct kv_cache *cache, int32_t block_idx);
+
 /* The block that would be forgotten next. -1: none is idle. */
 int32_t kv_cache_next_victim(struct kv_cache *cache, int64_t now_ns);
 /* Forgets idle blocks until num_blocks are free in the pool, or none is left. */

@@ -118,6 +118,12 @@ void kv_host_touch(struct kv_host *host, int32_t slot_idx)
     block_list_append(&host->used, host->links, slot_idx);
 }
 
+void kv_host_yield(struct kv_host *host, int32_t slot_idx)
+{
+    block_list_remove(&host->used, host->links, slot_idx);
+    block_list_prepend(&host->used, host->links, slot_idx);
+}
+
 bool kv_host_check(const struct kv_host *host)
 {
     int32_t num_used = 0;

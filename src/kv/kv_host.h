@@ -63,6 +63,8 @@ void kv_host_hold(struct kv_host *host, int32_t slot_idx);
 void kv_host_release(struct kv_host *host, int32_t slot_idx);
 /* It was used just now. */
 void kv_host_touch(struct kv_host *host, int32_t slot_idx);
+/* It goes before all others. */
+void kv_host_yield(struct kv_host *host, int32_t slot_idx);
 
 /* True if lists, table and states agree. For tests and idle moments. */
 bool kv_host_check(const struct kv_host *host);

@@ -71,6 +71,19 @@ enum kv_remote_state kv_remote_look(struct kv_remote *remote, const struct kv_ke
     return KV_REMOTE_ASKED;
 }
 
+bool kv_remote_has(const struct kv_remote *remote, const struct kv_key *key)
+{
+    enum kv_remote_state state;
+    return kv_remote_known_find(&remote->known, key, remote->now_ns, &state) &&
+           state == KV_REMOTE_THERE;
+}
+
+bool kv_remote_is_taking(const struct kv_remote *remote)
+{
+    return kv_remote_worker_is_up(remote->worker) &&
+           !kv_remote_worker_is_paused(remote->worker, remote->now_ns);
+}
+
 bool kv_remote_can_put(const struct kv_remote *remote)
 {
     return remote->num_jobs[KV_REMOTE_JOB_PUT] < KV_REMOTE_MAX_PUTS;
@@ -85,8 +98,7 @@ bool kv_remote_put(struct kv_remote *remote, const struct kv_key *key, const int
                    const void *block, int32_t tag)
 {
     enum kv_remote_state state;
-    if (!kv_remote_can_put(remote) || !kv_remote_worker_is_up(remote->worker) ||
-        kv_remote_worker_is_paused(remote->worker, remote->now_ns)) {
+    if (!kv_remote_can_put(remote) || !kv_remote_is_taking(remote)) {
         remote->metrics.num_refused++;
         return false;
     }

@@ -78,6 +78,11 @@ void kv_remote_close(struct kv_remote *remote);
 /* What is known of the block, which is asked for if nothing is. */
 enum kv_remote_state kv_remote_look(struct kv_remote *remote, const struct kv_key *key);
 
+/* Whether the block is known to be there. Nothing is asked. */
+bool kv_remote_has(const struct kv_remote *remote, const struct kv_key *key);
+/* Whether the server is there and takes blocks, as far as is known. */
+bool kv_remote_is_taking(const struct kv_remote *remote);
+
 /* `block` [block_bytes] is the tier's to read, or to write, until poll gives the tag back; tags of
  * puts under way are different, and so are those of gets. token_ids: [KV_BLOCK_SIZE]. False: not
  * taken, too many are under way or the server is not there. */

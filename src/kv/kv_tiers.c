@@ -19,6 +19,9 @@
 #define NUM_BATCHES 16
 #define MAX_MOVES 64 /* of one batch */
 #define NUM_MEASURED 16
+/* Blocks that are copied down, saved and sent at once although the first tier keeps them: as many
+ * as a disk's and a server's jobs. */
+#define MAX_WRITING 64
 #define FLUSH_WAIT_NS INT64_C(100000000)
 /* Where two may be waited for, one of them is, for so long. */
 #define SHORT_WAIT_NS INT64_C(1000000)
@@ -33,17 +36,35 @@ struct move {
     bool is_covered; /* see num_covered */
 };
 
+/* Of a block that was copied down although the first tier keeps it. */
+enum early {
+    EARLY_NONE = 0, /* it does not keep it any more, or never did */
+    EARLY_WRITING,  /* it is on its way to the slot, or from there to disk and remote */
+    EARLY_WRITTEN,  /* that is over: the slot goes before all others */
+};
+
+struct slot {
+    uint64_t wanted;     /* the last look that asked for it */
+    enum kv_tier origin; /* DISK, REMOTE: fetched from there, not promoted yet */
+    enum early early;
+    bool is_unsaved, is_unsent; /* it is in the list */
+    bool is_saving, is_sending; /* the disk, the remote has been given it */
+    bool is_moving;             /* a promotion is under way */
+};
+
 /* Copies that are told together. */
 struct batch {
     struct move own_moves[MAX_MOVES];
     struct move *moves; /* [num_moves] those, or the tiers' sliced_moves */
     struct device_event *event;
     int32_t num_moves;
-    int32_t num_told;    /* of the moves, those that poll has given back */
-    int32_t num_covered; /* of copies out, those behind which a copy in comes, and no step before */
-    bool is_sliced;      /* the event is that behind the last slice */
-    bool is_given;       /* the event is recorded behind all of them */
-    bool is_failed;      /* none of them counts */
+    int32_t num_told; /* of the moves, those that poll has given back */
+    /* Of copies out, those that no step need wait for: a copy in comes behind them before any step
+     * may write over the block, or the first tier keeps it. */
+    int32_t num_covered;
+    bool is_sliced; /* the event is that behind the last slice */
+    bool is_given;  /* the event is recorded behind all of them */
+    bool is_failed; /* none of them counts */
 };
 
 /* Batches one way: num_batches from first on are filled, given or read. */
@@ -68,18 +89,16 @@ struct kv_tiers {
     struct device_event *slice_events[KV_TIERS_MAX_SLICES - 1]; /* behind all slices but the last */
     size_t slice_ends[KV_TIERS_MAX_SLICES];                     /* [num_slices] bytes in a block */
     int32_t num_slices;
-    uint64_t look;         /* number of the look, from 1 on */
-    uint64_t *wanted;      /* [num_slots] the last look that asked for it */
-    enum kv_tier *origins; /* [num_slots] DISK, REMOTE: fetched from there, not promoted yet */
+    uint64_t look;       /* number of the look, from 1 on */
+    struct slot *slots;  /* [num_slots] what kv_host does not know of them */
+    int32_t num_writing; /* slots whose `early` is WRITING */
     struct block_links unsaved_links, unsent_links;
     struct block_list unsaved;    /* slots that the disk does not have, the oldest first */
     struct block_list unsent;     /* the same, of the remote */
-    bool *is_unsaved, *is_unsent; /* [num_slots] */
     int64_t send_until_ns;        /* while it is flushed */
     uint64_t num_unsent_before;   /* num_unsent when that began */
     int32_t fetches[MAX_FETCHES]; /* [num_fetches] slots that disk or remote are to fill */
     int32_t num_fetches;
-    bool *is_moving; /* [num_slots] a promotion is under way */
     bool is_flushing;
     bool has_failed; /* the device no longer says what is done */
     struct kv_fault_log told;
@@ -100,68 +119,100 @@ int32_t kv_tiers_num_slots(size_t block_bytes, size_t host_bytes, bool has_lower
 
 static void forget_unsaved(struct kv_tiers *tiers, int32_t slot_idx)
 {
-    if (tiers->is_unsaved[slot_idx]) {
+    if (tiers->slots[slot_idx].is_unsaved) {
         block_list_remove(&tiers->unsaved, tiers->unsaved_links, slot_idx);
-        tiers->is_unsaved[slot_idx] = false;
+        tiers->slots[slot_idx].is_unsaved = false;
     }
 }
 
 static void forget_unsent(struct kv_tiers *tiers, int32_t slot_idx)
 {
-    if (tiers->is_unsent[slot_idx]) {
+    if (tiers->slots[slot_idx].is_unsent) {
         block_list_remove(&tiers->unsent, tiers->unsent_links, slot_idx);
-        tiers->is_unsent[slot_idx] = false;
+        tiers->slots[slot_idx].is_unsent = false;
     }
 }
 
 /* The slot is READY and the disk may want it. */
 static void note_for_disk(struct kv_tiers *tiers, int32_t slot_idx)
 {
-    if (tiers->disk != NULL && !tiers->is_unsaved[slot_idx] &&
+    struct slot *slot = &tiers->slots[slot_idx];
+    if (tiers->disk != NULL && !slot->is_unsaved && !slot->is_saving &&
         !kv_disk_has(tiers->disk, &tiers->host.keys[slot_idx],
                      tiers->host.slots[slot_idx].token_ids)) {
         block_list_append(&tiers->unsaved, tiers->unsaved_links, slot_idx);
-        tiers->is_unsaved[slot_idx] = true;
+        slot->is_unsaved = true;
     }
 }
 
 /* The slot is READY, and disk and remote may want it. */
 static void note_unsaved(struct kv_tiers *tiers, int32_t slot_idx)
 {
+    struct slot *slot = &tiers->slots[slot_idx];
     note_for_disk(tiers, slot_idx);
-    if (tiers->remote != NULL && !tiers->is_unsent[slot_idx]) {
+    if (tiers->remote != NULL && !slot->is_unsent && !slot->is_sending &&
+        !kv_remote_has(tiers->remote, &tiers->host.keys[slot_idx])) {
         block_list_append(&tiers->unsent, tiers->unsent_links, slot_idx);
-        tiers->is_unsent[slot_idx] = true;
+        slot->is_unsent = true;
     }
 }
 
-/* Whether the block is nowhere else, as far as it should be: with a disk, there; else remote. */
+/* Whether the block would be nowhere else, as far as it should be, if the slot went: with a disk,
+ * there; else remote. */
 static bool is_sole(const struct kv_tiers *tiers, int32_t slot_idx)
 {
-    return tiers->disk != NULL ? tiers->is_unsaved[slot_idx] : tiers->is_unsent[slot_idx];
+    const struct slot *slot = &tiers->slots[slot_idx];
+    return slot->early == EARLY_NONE && (tiers->disk != NULL ? slot->is_unsaved : slot->is_unsent);
+}
+
+/* Whether disk and remote have nothing to take from it any more. */
+static bool is_clean(const struct kv_tiers *tiers, int32_t slot_idx)
+{
+    return !tiers->slots[slot_idx].is_unsaved && !tiers->slots[slot_idx].is_unsent;
 }
 
 /* The slot to go next: of those that nothing holds and this look has not asked for, the least
- * recently used one that is where it should be, or that is safe, or at all. -1: none. */
+ * recently used one that is where it should be; or that the first tier has as well; or that is
+ * safe; or at all. -1: none. */
 static int32_t find_victim(const struct kv_tiers *tiers)
 {
     const struct kv_host *host = &tiers->host;
-    int32_t safe = -1, sole = -1;
+    int32_t early = -1, safe = -1, sole = -1;
     for (int32_t i = host->used.first; i != -1; i = host->links.next[i]) {
         if (host->slots[i].state != KV_HOST_READY || host->slots[i].num_holds > 0 ||
-            tiers->wanted[i] == tiers->look) {
+            tiers->slots[i].wanted == tiers->look) {
             continue;
         }
-        if (!tiers->is_unsaved[i] && !tiers->is_unsent[i]) {
+        if (is_clean(tiers, i)) {
             return i;
         }
-        if (is_sole(tiers, i)) {
-            sole = sole == -1 ? i : sole;
-        } else {
-            safe = safe == -1 ? i : safe;
-        }
+        int32_t *kind = tiers->slots[i].early != EARLY_NONE ? &early
+                        : is_sole(tiers, i)                 ? &sole
+                                                            : &safe;
+        *kind = *kind == -1 ? i : *kind;
     }
-    return safe != -1 ? safe : sole;
+    return early != -1 ? early : safe != -1 ? safe : sole;
+}
+
+/* The first tier does not keep the slot's block any more, or the slot goes. */
+static void end_early(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    struct slot *slot = &tiers->slots[slot_idx];
+    tiers->num_writing -= slot->early == EARLY_WRITING;
+    slot->early = EARLY_NONE;
+}
+
+/* Whether all that disk and remote were to do with a block that the first tier keeps is over, asked
+ * whenever something of it is. */
+static void settle_early(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    struct slot *slot = &tiers->slots[slot_idx];
+    if (slot->early == EARLY_WRITING && is_clean(tiers, slot_idx) && !slot->is_saving &&
+        !slot->is_sending) {
+        slot->early = EARLY_WRITTEN;
+        tiers->num_writing--;
+        kv_host_yield(&tiers->host, slot_idx);
+    }
 }
 
 /* Gives the disk what it does not have, as far as it takes it. False if it refused one. */
@@ -169,13 +220,16 @@ static bool save(struct kv_tiers *tiers)
 {
     while (tiers->unsaved.first != -1 && kv_disk_is_ready(tiers->disk)) {
         int32_t slot_idx = tiers->unsaved.first;
+        struct slot *slot = &tiers->slots[slot_idx];
         forget_unsaved(tiers, slot_idx);
         if (!kv_disk_put(tiers->disk, &tiers->host.keys[slot_idx],
                          tiers->host.slots[slot_idx].token_ids,
                          kv_host_block(&tiers->host, slot_idx), slot_idx)) {
-            tiers->metrics.num_lost++;
+            tiers->metrics.num_lost += slot->early == EARLY_NONE;
+            settle_early(tiers, slot_idx);
             return false;
         }
+        slot->is_saving = true;
         kv_host_hold(&tiers->host, slot_idx);
     }
     return true;
@@ -193,12 +247,15 @@ static void send_unsent(struct kv_tiers *tiers)
     bool is_too_late = is_too_late_to_send(tiers);
     while (tiers->unsent.first != -1 && kv_remote_can_put(tiers->remote)) {
         int32_t slot_idx = tiers->unsent.first;
+        struct slot *slot = &tiers->slots[slot_idx];
         forget_unsent(tiers, slot_idx);
         if (is_too_late || !kv_remote_put(tiers->remote, &tiers->host.keys[slot_idx],
                                           tiers->host.slots[slot_idx].token_ids,
                                           kv_host_block(&tiers->host, slot_idx), slot_idx)) {
-            tiers->metrics.num_unsent++;
+            tiers->metrics.num_unsent += slot->early == EARLY_NONE;
+            settle_early(tiers, slot_idx);
         } else {
+            slot->is_sending = true;
             kv_host_hold(&tiers->host, slot_idx);
         }
     }
@@ -224,10 +281,12 @@ static void poll_disk(struct kv_tiers *tiers)
     while (tiers->disk != NULL && kv_disk_poll(tiers->disk, &result)) {
         if (result.is_get) {
             forget_fetch(tiers, result.tag);
-            tiers->origins[result.tag] = KV_TIER_DISK;
+            tiers->slots[result.tag].origin = KV_TIER_DISK;
             kv_host_end(&tiers->host, result.tag, result.is_good);
         } else {
+            tiers->slots[result.tag].is_saving = false;
             kv_host_release(&tiers->host, result.tag);
+            settle_early(tiers, result.tag);
         }
     }
 }
@@ -237,13 +296,15 @@ static void poll_remote(struct kv_tiers *tiers)
     struct kv_remote_result result;
     while (tiers->remote != NULL && kv_remote_poll(tiers->remote, &result)) {
         if (!result.is_get) {
+            tiers->slots[result.tag].is_sending = false;
             kv_host_release(&tiers->host, result.tag);
+            settle_early(tiers, result.tag);
             continue;
         }
         forget_fetch(tiers, result.tag);
         kv_host_end(&tiers->host, result.tag, result.is_good);
         if (result.is_good) {
-            tiers->origins[result.tag] = KV_TIER_REMOTE;
+            tiers->slots[result.tag].origin = KV_TIER_REMOTE;
             note_for_disk(tiers, result.tag);
         }
     }
@@ -260,13 +321,17 @@ static void end_out(struct kv_tiers *tiers, const struct batch *batch)
 {
     for (int32_t i = 0; i < batch->num_moves; i++) {
         int32_t slot_idx = batch->moves[i].slot_idx;
+        bool is_early = tiers->slots[slot_idx].early != EARLY_NONE;
         kv_host_end(&tiers->host, slot_idx, !batch->is_failed);
         if (batch->is_failed) {
             tiers->metrics.num_copy_faults++;
-        } else {
-            tiers->metrics.num_demoted++;
-            note_unsaved(tiers, slot_idx);
+            end_early(tiers, slot_idx);
+            continue;
         }
+        tiers->metrics.num_demoted += !is_early;
+        tiers->metrics.num_written += is_early;
+        note_unsaved(tiers, slot_idx);
+        settle_early(tiers, slot_idx);
     }
 }
 
@@ -353,8 +418,7 @@ static void drain(struct kv_tiers *tiers, const struct batch *batch, enum device
     }
 }
 
-/* The last copies out that a step could write under; NULL: none, or only such as a copy in to the
- * same block comes behind, and nobody has that block before. */
+/* The last copies out that a step could write under; NULL: none, or only covered ones. */
 static const struct batch *find_uncovered(struct kv_tiers *tiers)
 {
     for (int32_t i = tiers->out.num_batches - 1; i >= 0; i--) {
@@ -431,6 +495,22 @@ static void cover_out(struct kv_tiers *tiers, int32_t block_idx)
             move->is_covered = true;
             batch->num_covered++;
             return;
+        }
+    }
+}
+
+/* A block that the first tier kept when its copy out was asked for, and does not any more: if that
+ * is under way, steps go on behind it. */
+static void uncover_slot(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    for (int32_t i = 0; i < tiers->out.num_batches; i++) {
+        struct batch *batch = batch_at(&tiers->out, i);
+        for (int32_t k = 0; k < batch->num_moves; k++) {
+            struct move *move = &batch->moves[k];
+            if (move->slot_idx == slot_idx && move->is_covered) {
+                move->is_covered = false;
+                batch->num_covered -= batch->num_covered > 0;
+            }
         }
     }
 }
@@ -513,9 +593,11 @@ static int32_t take_slot(struct kv_tiers *tiers, const struct kv_key *key, const
             return -1;
         }
         tiers->metrics.num_lost += is_sole(tiers, victim);
-        tiers->metrics.num_unsent += tiers->is_unsent[victim];
+        tiers->metrics.num_unsent +=
+            tiers->slots[victim].is_unsent && tiers->slots[victim].early == EARLY_NONE;
         forget_unsaved(tiers, victim);
         forget_unsent(tiers, victim);
+        end_early(tiers, victim);
         kv_host_evict(&tiers->host, victim);
     }
     return kv_host_begin(&tiers->host, key, token_ids);
@@ -568,28 +650,105 @@ static bool flush_some(struct kv_tiers *tiers)
     return true;
 }
 
+/* Whether disk and remote have all that they are to have of the block, as far as is known. */
+static bool is_below(const struct kv_tiers *tiers, const struct kv_key *key,
+                     const int32_t *token_ids)
+{
+    return (tiers->disk == NULL || kv_disk_has(tiers->disk, key, token_ids)) &&
+           (tiers->remote == NULL || kv_remote_has(tiers->remote, key));
+}
+
+/* The copy of a block to a FILLING slot. batch: NULL: too many are under way. Returns the slot; -1:
+ * there is no room. */
+static int32_t add_copy_out(struct kv_tiers *tiers, struct batch *batch, const struct kv_key *key,
+                            const int32_t *token_ids, int32_t block_idx)
+{
+    int32_t slot_idx = batch != NULL ? take_slot(tiers, key, token_ids) : -1;
+    if (slot_idx != -1) {
+        tiers->slots[slot_idx].wanted = 0;
+        tiers->slots[slot_idx].origin = KV_TIER_HOST;
+        batch->moves[batch->num_moves] =
+            (struct move){.slot_idx = slot_idx, .block_idx = block_idx};
+        batch->num_moves++;
+    }
+    return slot_idx;
+}
+
+/* The first tier gives up a block of which there is a slot. */
+static void demote_slot(struct kv_tiers *tiers, int32_t slot_idx)
+{
+    kv_host_touch(&tiers->host, slot_idx);
+    if (tiers->slots[slot_idx].early != EARLY_NONE) {
+        end_early(tiers, slot_idx);
+        uncover_slot(tiers, slot_idx);
+        if (tiers->host.slots[slot_idx].state == KV_HOST_READY) {
+            note_unsaved(tiers, slot_idx);
+        }
+    }
+}
+
 void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids,
                      int32_t block_idx)
 {
     int32_t slot_idx = kv_table_find(&tiers->host.table, key);
     if (slot_idx != -1) {
-        kv_host_touch(&tiers->host, slot_idx);
+        demote_slot(tiers, slot_idx);
         return;
     }
-    if (tiers->is_passing && tiers->disk != NULL && kv_disk_has(tiers->disk, key, token_ids)) {
+    if ((tiers->is_passing || tiers->is_flushing) && is_below(tiers, key, token_ids)) {
+        return;
+    }
+    if (tiers->is_passing && tiers->disk != NULL && kv_disk_has(tiers->disk, key, token_ids) &&
+        !kv_remote_is_taking(tiers->remote)) {
         return;
     }
     while (tiers->is_flushing && !has_safe_slot(tiers) && flush_some(tiers)) {
     }
-    struct batch *batch = open_out(tiers);
-    if (batch == NULL || (slot_idx = take_slot(tiers, key, token_ids)) == -1) {
+    if (add_copy_out(tiers, open_out(tiers), key, token_ids, block_idx) == -1) {
         tiers->metrics.num_lost++;
-        return;
     }
-    tiers->wanted[slot_idx] = 0;
-    tiers->origins[slot_idx] = KV_TIER_HOST;
-    batch->moves[batch->num_moves] = (struct move){.slot_idx = slot_idx, .block_idx = block_idx};
-    batch->num_moves++;
+}
+
+bool kv_tiers_write_through(struct kv_tiers *tiers, const struct kv_key *key,
+                            const int32_t *token_ids, int32_t block_idx)
+{
+    int32_t slot_idx = kv_table_find(&tiers->host.table, key);
+    int32_t max_writing = tiers->host.num_slots / 2;
+    max_writing = max_writing < MAX_WRITING ? max_writing : MAX_WRITING;
+    if (slot_idx != -1) {
+        bool is_ready = tiers->host.slots[slot_idx].state == KV_HOST_READY;
+        if (is_ready) {
+            note_unsaved(tiers, slot_idx);
+        }
+        return is_ready;
+    }
+    if (is_below(tiers, key, token_ids)) {
+        return true;
+    }
+    bool is_for_disk = tiers->disk != NULL && !kv_disk_has(tiers->disk, key, token_ids);
+    if ((!is_for_disk && !kv_remote_is_taking(tiers->remote)) ||
+        tiers->num_writing == max_writing || tiers->out.num_batches > NUM_BATCHES / 2) {
+        return false;
+    }
+    int32_t victim = tiers->host.empty.first == -1 ? find_victim(tiers) : -1;
+    if (tiers->host.empty.first == -1 && (victim == -1 || !is_clean(tiers, victim))) {
+        return false;
+    }
+    struct batch *batch = open_out(tiers);
+    slot_idx = add_copy_out(tiers, batch, key, token_ids, block_idx);
+    if (slot_idx == -1) {
+        return false;
+    }
+    batch->moves[batch->num_moves - 1].is_covered = true;
+    batch->num_covered++;
+    tiers->slots[slot_idx].early = EARLY_WRITING;
+    tiers->num_writing++;
+    return true;
+}
+
+bool kv_tiers_is_writing(const struct kv_tiers *tiers)
+{
+    return tiers->num_writing > 0 || tiers->unsaved.first != -1 || tiers->unsent.first != -1;
 }
 
 /* ---- what is wanted -------------------------------------------------------------------------- */
@@ -622,12 +781,12 @@ enum kv_place kv_tiers_look(struct kv_tiers *tiers, const struct kv_key *key,
         }
         return tiers->remote != NULL ? look_remote(tiers, key) : KV_PLACE_NONE;
     }
-    tiers->wanted[slot_idx] = tiers->look;
+    tiers->slots[slot_idx].wanted = tiers->look;
     kv_host_touch(&tiers->host, slot_idx);
     if (tiers->host.slots[slot_idx].state == KV_HOST_FILLING) {
         return KV_PLACE_COMING;
     }
-    return tiers->is_moving[slot_idx] ? KV_PLACE_MOVING : KV_PLACE_HOST;
+    return tiers->slots[slot_idx].is_moving ? KV_PLACE_MOVING : KV_PLACE_HOST;
 }
 
 bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids)
@@ -644,13 +803,13 @@ bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int3
     }
     int32_t slot_idx = take_slot(tiers, key, token_ids);
     unsigned char *block = kv_host_block(&tiers->host, slot_idx);
-    tiers->origins[slot_idx] = is_on_disk ? KV_TIER_DISK : KV_TIER_REMOTE;
+    tiers->slots[slot_idx].origin = is_on_disk ? KV_TIER_DISK : KV_TIER_REMOTE;
     if (!(is_on_disk ? kv_disk_get(tiers->disk, key, token_ids, block, slot_idx)
                      : kv_remote_get(tiers->remote, key, token_ids, block, slot_idx))) {
         kv_host_end(&tiers->host, slot_idx, false);
         return false;
     }
-    tiers->wanted[slot_idx] = tiers->look;
+    tiers->slots[slot_idx].wanted = tiers->look;
     tiers->fetches[tiers->num_fetches] = slot_idx;
     tiers->num_fetches++;
     return true;
@@ -658,7 +817,7 @@ bool kv_tiers_fetch(struct kv_tiers *tiers, const struct kv_key *key, const int3
 
 static bool cancel_fetch(struct kv_tiers *tiers, int32_t slot_idx)
 {
-    return tiers->origins[slot_idx] == KV_TIER_REMOTE
+    return tiers->slots[slot_idx].origin == KV_TIER_REMOTE
                ? kv_remote_cancel_get(tiers->remote, slot_idx)
                : kv_disk_cancel_get(tiers->disk, slot_idx);
 }
@@ -667,7 +826,7 @@ void kv_tiers_end_look(struct kv_tiers *tiers)
 {
     for (int32_t i = tiers->num_fetches - 1; i >= 0; i--) {
         int32_t slot_idx = tiers->fetches[i];
-        if (tiers->wanted[slot_idx] != tiers->look && cancel_fetch(tiers, slot_idx)) {
+        if (tiers->slots[slot_idx].wanted != tiers->look && cancel_fetch(tiers, slot_idx)) {
             forget_fetch(tiers, slot_idx);
             kv_host_end(&tiers->host, slot_idx, false);
             tiers->metrics.num_cancelled++;
@@ -698,13 +857,13 @@ static bool add_promotion(struct kv_tiers *tiers, struct batch *batch, const str
     batch->moves[batch->num_moves] = (struct move){
         .slot_idx = slot_idx,
         .block_idx = block_idx,
-        .from = tiers->origins[slot_idx],
+        .from = tiers->slots[slot_idx].origin,
         .has_parent = parent_key != NULL,
         .parent_key = parent_key != NULL ? *parent_key : (struct kv_key){{0}},
     };
     batch->num_moves++;
-    tiers->origins[slot_idx] = KV_TIER_HOST;
-    tiers->is_moving[slot_idx] = true;
+    tiers->slots[slot_idx].origin = KV_TIER_HOST;
+    tiers->slots[slot_idx].is_moving = true;
     cover_out(tiers, block_idx);
     return true;
 }
@@ -780,7 +939,7 @@ bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
     memcpy(promotion->token_ids, tiers->host.slots[move->slot_idx].token_ids,
            sizeof(promotion->token_ids));
     kv_host_release(&tiers->host, move->slot_idx);
-    tiers->is_moving[move->slot_idx] = false;
+    tiers->slots[move->slot_idx].is_moving = false;
     tiers->metrics.num_promoted[move->from] += !batch->is_failed;
     tiers->metrics.num_copy_faults += batch->is_failed;
     batch->num_told++;
@@ -936,23 +1095,17 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
         .unsaved = BLOCK_LIST_EMPTY,
         .unsent = BLOCK_LIST_EMPTY,
         .sliced_moves = calloc(KV_TIERS_MAX_SLICED, sizeof(*created->sliced_moves)),
-        .wanted = calloc(count, sizeof(*created->wanted)),
-        .origins = calloc(count, sizeof(*created->origins)),
-        .is_unsaved = calloc(count, sizeof(*created->is_unsaved)),
-        .is_unsent = calloc(count, sizeof(*created->is_unsent)),
-        .is_moving = calloc(count, sizeof(*created->is_moving)),
+        .slots = calloc(count, sizeof(*created->slots)),
         .unsaved_links.previous = calloc(count, sizeof(*created->unsaved_links.previous)),
         .unsaved_links.next = calloc(count, sizeof(*created->unsaved_links.next)),
         .unsent_links.previous = calloc(count, sizeof(*created->unsent_links.previous)),
         .unsent_links.next = calloc(count, sizeof(*created->unsent_links.next)),
         .folder = has_disk ? options->disk->folder : NULL,
     };
-    if (created->sliced_moves == NULL || created->wanted == NULL || created->origins == NULL ||
-        created->is_unsaved == NULL || created->is_moving == NULL ||
+    if (created->sliced_moves == NULL || created->slots == NULL ||
         created->unsaved_links.previous == NULL || created->unsaved_links.next == NULL ||
-        created->is_unsent == NULL || created->unsent_links.previous == NULL ||
-        created->unsent_links.next == NULL) {
-        status = error_out_of_memory(err, "the KV tiers", count * sizeof(*created->wanted));
+        created->unsent_links.previous == NULL || created->unsent_links.next == NULL) {
+        status = error_out_of_memory(err, "the KV tiers", count * sizeof(*created->slots));
         goto fail;
     }
     TRY_OR_FAIL(
@@ -1003,11 +1156,7 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
     }
     kv_host_destroy(&tiers->host);
     free(tiers->sliced_moves);
-    free(tiers->wanted);
-    free(tiers->origins);
-    free(tiers->is_unsaved);
-    free(tiers->is_unsent);
-    free(tiers->is_moving);
+    free(tiers->slots);
     free(tiers->unsaved_links.previous);
     free(tiers->unsaved_links.next);
     free(tiers->unsent_links.previous);
@@ -1071,13 +1220,15 @@ void kv_tiers_read_metrics(const struct kv_tiers *tiers, struct kv_tiers_metrics
     }
 }
 
-/* Whether the list's slots are READY, and those that is_in says are in it. */
+/* Whether the list's slots are READY, and say that they are in it. */
 static bool check_list(const struct kv_tiers *tiers, const struct block_list *list,
-                       const struct block_links *links, const bool *is_in)
+                       const struct block_links *links)
 {
     int32_t num_members = 0;
     for (int32_t i = list->first; i != -1; i = links->next[i]) {
-        if (num_members == tiers->host.num_slots || !is_in[i] ||
+        bool is_in =
+            list == &tiers->unsaved ? tiers->slots[i].is_unsaved : tiers->slots[i].is_unsent;
+        if (num_members == tiers->host.num_slots || !is_in ||
             tiers->host.slots[i].state != KV_HOST_READY) {
             return false;
         }
@@ -1093,8 +1244,16 @@ bool kv_tiers_check(const struct kv_tiers *tiers)
             return false;
         }
     }
-    return check_list(tiers, &tiers->unsaved, &tiers->unsaved_links, tiers->is_unsaved) &&
-           check_list(tiers, &tiers->unsent, &tiers->unsent_links, tiers->is_unsent) &&
-           kv_host_check(&tiers->host) && (tiers->disk == NULL || kv_disk_check(tiers->disk)) &&
+    int32_t num_writing = 0;
+    for (int32_t i = 0; i < tiers->host.num_slots; i++) {
+        num_writing += tiers->slots[i].early == EARLY_WRITING;
+        if (tiers->host.slots[i].state == KV_HOST_EMPTY && tiers->slots[i].early != EARLY_NONE) {
+            return false;
+        }
+    }
+    return num_writing == tiers->num_writing &&
+           check_list(tiers, &tiers->unsaved, &tiers->unsaved_links) &&
+           check_list(tiers, &tiers->unsent, &tiers->unsent_links) && kv_host_check(&tiers->host) &&
+           (tiers->disk == NULL || kv_disk_check(tiers->disk)) &&
            (tiers->remote == NULL || kv_remote_check(tiers->remote));
 }

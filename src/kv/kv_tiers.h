@@ -4,6 +4,7 @@
  * slots of RAM are what they pass through.
  *
  *   demote    a block of the device is about to be written over: copied to a slot first
+ *   write through  a block that stays there is copied all the same, for what is below
  *   save      a slot that the disk does not have is written there, in the background
  *   send      the same for the remote tier
  *   fetch     disk or remote -> slot, for somebody who waits
@@ -72,6 +73,7 @@ struct kv_promotion {
 
 struct kv_tiers_metrics {
     uint64_t num_demoted;                     /* blocks copied from the device */
+    uint64_t num_written;                     /* the same, while the first tier keeps them */
     uint64_t num_lost;                        /* demoted, and gone before the disk had them */
     uint64_t num_unsent;                      /* gone, or flushed, before the remote had them */
     uint64_t num_promoted[KV_NUM_TIERS];      /* by enum kv_tier */
@@ -104,6 +106,15 @@ enum imbrex_status kv_tiers_measure_sliced(struct kv_tiers *tiers, int32_t num_b
 /* The block's contents will be written over. Does nothing if nowhere is room for it. */
 void kv_tiers_demote(struct kv_tiers *tiers, const struct kv_key *key, const int32_t *token_ids,
                      int32_t block_idx);
+
+/* Copies a block that the first tier keeps to a slot, for disk and remote: in the background, so no
+ * step waits for it unless the block is demoted meanwhile. True: nothing is left to ask for, they
+ * have the block or it is on its way. False, and nothing has happened: too many are under way, no
+ * slot can be had without a loss, or the remote, which alone lacks it, is not there now. */
+bool kv_tiers_write_through(struct kv_tiers *tiers, const struct kv_key *key,
+                            const int32_t *token_ids, int32_t block_idx);
+/* Whether kv_tiers_update has something to give disk or remote, or to hear of such blocks. */
+bool kv_tiers_is_writing(const struct kv_tiers *tiers);
 
 /* Takes in what disk, remote and device have done. now_ns is for the log. */
 void kv_tiers_update(struct kv_tiers *tiers, int64_t now_ns);

@@ -44,9 +44,13 @@ uint8_t fp8_from_float(float value)
 
 float fp8_to_float(uint8_t bits)
 {
-    uint32_t exponent = bits >> 3 & 0xfu, mantissa = bits & 7u;
-    float magnitude = (bits & 0x7fu) == 0x7f ? NAN
-                      : exponent == 0        ? (float)mantissa * 0x1p-9f
-                                             : ldexpf((float)(8 + mantissa), (int)exponent - 10);
+    uint32_t wide = bits & 0x7fu;
+    float magnitude = (float)wide * 0x1p-9f; /* of a subnormal */
+    if (wide == 0x7f) {
+        magnitude = NAN;
+    } else if (wide >= 8) {
+        wide = (wide << 20) + ((uint32_t)(127 - 7) << 23);
+        memcpy(&magnitude, &wide, sizeof(magnitude));
+    }
     return (bits & 0x80u) != 0 ? -magnitude : magnitude;
 }

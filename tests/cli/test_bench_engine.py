@@ -15,8 +15,8 @@ OPTIONS = {"requests", "concurrency", "rate", "prompt-tokens", "output-tokens", 
            "clip", "n", "priority-mix", "temp", "seed", "warmup", "ctx-size", "kv-tokens",
            "max-running", "max-step-tokens", "no-batch-invariant", "compare-invariant", "threads",
            "cpu", "slo-ttft", "slo-itl", "json", "help", "kv-policy", "kv-dtype", "kv-host",
-           "kv-disk", "kv-prefetch", "kv-remote", "kv-remote-secret", "shared-prefix", "device",
-           "compute", "ablate", "tuned", "nvtx", "batch-invariant"}
+           "kv-disk", "kv-prefetch", "kv-remote", "kv-remote-secret", "kv-write", "shared-prefix",
+           "device", "compute", "ablate", "tuned", "nvtx", "batch-invariant"}
 MEASURES = ("ttft_ms", "itl_ms", "tpot_ms", "queue_ms", "end_to_end_ms")
 AZURE = ("TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
          "2023-11-16 18:15:46.6805900,37,4\r\n"

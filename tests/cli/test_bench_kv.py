@@ -11,10 +11,13 @@ from support import TestCase, run
 OPTIONS = {"sessions", "session-rate", "turns", "think", "system-tokens", "turn-tokens",
            "output-tokens", "trace", "starts", "requests", "scale", "speed", "concurrency", "seed",
            "policy", "rounds", "kv-tokens", "tiers", "kv-host", "kv-disk", "kv-prefetch",
-           "max-running", "ctx-size", "threads", "cpu", "device", "kv-dtype",
+           "kv-write", "max-running", "ctx-size", "threads", "cpu", "device", "kv-dtype",
            "write-trace", "json", "help"}
 # One after the other: what is found depends on no time.
 ONE = ("--concurrency", "1", "--kv-tokens", "4096", "--policy", "lru")
+# Short conversations.
+SHORT = ("--turns", "3", "--system-tokens", "64", "--turn-tokens", "32", "--output-tokens", "16",
+         "--think", "1")
 # Blocks of 16 tokens instead of 512.
 SCALE = ("--scale", "0.03125")
 
@@ -57,22 +60,19 @@ class KvTestCase(TestCase):
 
 
 class Conversations(KvTestCase):
-    SHAPE = ("--turns", "3", "--system-tokens", "64", "--turn-tokens", "32", "--output-tokens",
-             "16", "--think", "1")
-
     # Fault: a turn does not begin with the one before, conversations do not share their system
     # prompt, or share more than that.
     def test_shared_beginnings(self):
         turns, prompts = 96 + 144, 96 + 144 + 192
-        self.assertEqual(self.cached(*self.SHAPE, "--sessions", "1"), (turns, prompts))
-        self.assertEqual(self.cached(*self.SHAPE, "--sessions", "3"),
+        self.assertEqual(self.cached(*SHORT, "--sessions", "1"), (turns, prompts))
+        self.assertEqual(self.cached(*SHORT, "--sessions", "3"),
                          (3 * turns + 2 * 64, 3 * prompts))
-        self.assertEqual(self.cached(*self.SHAPE, "--sessions", "3", "--system-tokens", "0"),
+        self.assertEqual(self.cached(*SHORT, "--sessions", "3", "--system-tokens", "0"),
                          (3 * (32 + 80), 3 * (32 + 80 + 128)))
 
     # Fault: a request that waits for its time is lost, or sent twice.
     def test_times(self):
-        report = self.bench(*self.SHAPE, "--sessions", "4", "--speed", "50", "--policy", "lru",
+        report = self.bench(*SHORT, "--sessions", "4", "--speed", "50", "--policy", "lru",
                             "--kv-tokens", "4096")
         self.assertEqual((report["load"]["concurrency"], report["load"]["requests"]), (0, 12))
         self.assertEqual(report["runs"][0]["prompt_tokens"], 4 * 432)
@@ -90,8 +90,7 @@ class Policies(KvTestCase):
     def test_host(self):
         runs = self.bench("--sessions", "8", "--concurrency", "1", "--policy", "none,lru",
                           "--kv-tokens", "256", "--ctx-size", "256", "--kv-host", "16M",
-                          "--turns", "3", "--system-tokens", "64", "--turn-tokens", "32",
-                          "--output-tokens", "16", "--think", "1")["runs"]
+                          *SHORT)["runs"]
         self.assertEqual([(one["policy"], one["has_host"]) for one in runs],
                          [("none", False), ("lru", False), ("lru", True)])
         self.assertEqual([one["host_tokens"] > 0 for one in runs], [False, False, True])
@@ -100,8 +99,8 @@ class Policies(KvTestCase):
     # Fault: what one run left is found by the next, the order stays the same, or a policy's figures
     # are shown as another's.
     def test_rounds(self):
-        runs = self.bench("--sessions", "6", "--concurrency", "1", "--policy", "none,lru",
-                          "--rounds", "2", "--kv-tokens", "600")["runs"]
+        runs = self.bench("--sessions", "6", *SHORT, "--concurrency", "1", "--policy", "none,lru",
+                          "--rounds", "2", "--kv-tokens", "300", "--ctx-size", "256")["runs"]
         self.assertEqual([(one["policy"], one["round"]) for one in runs],
                          [("none", 1), ("lru", 1), ("lru", 2), ("none", 2)])
         self.assertEqual(runs[1]["cached_tokens"], runs[2]["cached_tokens"])
@@ -120,15 +119,15 @@ class Policies(KvTestCase):
 
     # Fault: a smaller cache finds as much: its size is not what was asked for.
     def test_cache_size(self):
-        small, large = (self.bench("--sessions", "8", "--concurrency", "1", "--policy", "lru",
-                                   "--kv-tokens", size) for size in ("512", "8192"))
+        small, large = (self.bench("--sessions", "8", *SHORT, "--concurrency", "1", "--policy",
+                                   "lru", "--kv-tokens", size) for size in ("512", "8192"))
         self.assertEqual((small["engine"]["kv_num_blocks"], large["engine"]["kv_num_blocks"]),
                          (32, 512))
         self.assertLess(small["runs"][0]["cached_tokens"], large["runs"][0]["cached_tokens"])
 
     # Fault: the table lacks a row, or shows other figures than the JSON.
     def test_table(self):
-        arguments = ["--sessions", "4", "--concurrency", "1", "--policy", "lru,lfu"]
+        arguments = ["--sessions", "4", *SHORT, "--concurrency", "1", "--policy", "lru,lfu"]
         result = run("bench", "kv", *arguments)
         self.assert_ok(result)
         text = result.stdout.decode()
@@ -139,8 +138,7 @@ class Policies(KvTestCase):
 
 
 class Tiers(KvTestCase):
-    SHAPE = ("--sessions", "8", "--turns", "3", "--system-tokens", "64", "--turn-tokens", "32",
-             "--output-tokens", "16", "--think", "1")
+    SHAPE = ("--sessions", "8", *SHORT)
 
     # Fault: sizes that are not those of the load, a disk that is not below its run, or finds what
     # an earlier run left; folders that stay.

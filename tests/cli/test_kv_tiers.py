@@ -55,6 +55,34 @@ class KvTiers(TestCase):
         self.assertEqual(result.stdout, alone[0])
         self.assertIn(b"damaged", result.stderr)
 
+    # Fault: a process that is killed and leaves nothing of what it had not evicted; one that leaves
+    # it although it was told not to write before.
+    def test_killed(self):
+        folder = os.path.join(self.folder, "cache")
+        segment = os.path.join(folder, "00000000.imbrex-kv")
+
+        def has_three():
+            try:
+                with open(segment, "rb") as file:
+                    file.seek(4096 + 2 * 128)
+                    return any(file.read(128))
+            except FileNotFoundError:
+                return False
+        for when, expected in (("demoted", 0), ("computed", 48)):
+            with subprocess.Popen([IMBREX, "run", "-p", PROMPT, "-n", "100000", "--ignore-eos",
+                                   "-c", "100100", "-t", "1", "--kv-write", when, "--kv-disk",
+                                   folder + ":1G"], stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL) as process:
+                self.addCleanup(process.kill)
+                self.assertNotEqual(process.stdout.read(200), b"")
+                deadline = time.monotonic() + 60
+                while expected > 0 and not has_three() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                process.kill()
+            text, cached, _, from_disk = self.generate("--kv-disk", folder + ":1G")
+            self.assertEqual((text, cached, from_disk), (self.generate()[0], expected, expected))
+            shutil.rmtree(folder)
+
     # Fault: packed blocks that give another text, that are not found by a run that does not pack,
     # or that are not packed at all. (The built-in model's blocks would save less than a page.)
     def test_zstd(self):
@@ -90,6 +118,9 @@ class KvTiers(TestCase):
                                  (("--kv-host", "1024T"), "--kv-host: expected at most"),
                                  (("--kv-prefetch", "101"), "--kv-prefetch: expected"),
                                  (("--kv-prefetch", "20"), "--kv-prefetch: expected a tier"),
+                                 (("--kv-write", "late"), "--kv-write: expected one of computed"),
+                                 (("--kv-write", "demoted", "--kv-host", "64M"),
+                                  "--kv-write: expected a tier"),
                                  (("--kv-disk", self.folder + ":1M"), "--kv-disk: expected"),
                                  (("--kv-disk", self.folder + ":1M"), "(41 MiB)"),
                                  (("--kv-disk", "/proc/a/b:1G"), "--kv-disk: KV folder")):
@@ -360,8 +391,8 @@ class KvTiers(TestCase):
         shown = run(*options, "--json", "-")
         engine = json.loads(shown.stdout)["engine"]
         self.assertEqual([engine[name] for name in
-                          ("kv_dtype", "kv_disk_zstd_level", "kv_remote", "kv_prefetch_percent")],
-                         ["int8", 3, "127.0.0.1:1/2?ttl=60", 20])
+                          ("kv_dtype", "kv_disk_zstd_level", "kv_remote", "kv_prefetch_percent",
+                           "kv_write")], ["int8", 3, "127.0.0.1:1/2?ttl=60", 20, "computed"])
         self.assertNotIn(b"hunter2", result.stdout + result.stderr + shown.stdout)
 
     # Fault: hits of tiers that are not reported.

@@ -88,7 +88,7 @@ class ShrinkingFile(TestCase):
     def cut_while_running(self, cut, *arguments):
         """Spoils the file after the first text. The small pipe keeps the program from ending."""
         model = Model(self.path(self.name))
-        process = start("run", model.folder, "-p", "Once", "-n", "6000", "--ignore-eos", "--temp",
+        process = start("run", model.folder, "-p", "Once", "-n", "3000", "--ignore-eos", "--temp",
                         "1", "--seed", "1", "--no-echo", *arguments)
         self.addCleanup(process.kill)
         first = process.stdout.read(1)
@@ -126,7 +126,7 @@ class ShrinkingFile(TestCase):
 
         _, exit_code, _, errors = self.cut_while_running(replace)
         self.assertEqual(exit_code, 0, errors)
-        self.assertIn("generated 6000 tokens", errors)
+        self.assertIn("generated 3000 tokens", errors)
 
     # Fault: a signal that somebody sent is taken for a file that shrank.
     def test_sent_signal(self):

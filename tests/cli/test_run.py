@@ -302,7 +302,7 @@ class Ends(TestCase):
     """The text is longer than its pipe: the program cannot end before somebody reads it."""
 
     def start_long(self, *arguments, **options):
-        process = start("run", self.model().folder, "-p", PROMPT, "-n", "6000", "--ignore-eos",
+        process = start("run", self.model().folder, "-p", PROMPT, "-n", "3000", "--ignore-eos",
                         "--temp", "1", "--seed", "1", *arguments, **options)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
@@ -330,7 +330,7 @@ class Ends(TestCase):
             self.assertTrue(text.startswith(PROMPT.encode()))
             self.assertTrue(text.endswith(b"\n"))
             generated = int(re.search(rb"generated (\d+) tokens", errors).group(1))
-            self.assertLess(generated, 6000)
+            self.assertLess(generated, 3000)
             self.assertIn(b"end: cancelled\n", errors)
 
     # Fault: a speed is made up for a prompt that was not read to its end.
@@ -359,7 +359,7 @@ class Ends(TestCase):
             process.send_signal(number)
         _, errors = process.communicate(timeout=TIMEOUT_S)
         self.assertEqual(process.returncode, 0, errors)
-        self.assertIn(b"generated 6000 tokens", errors)
+        self.assertIn(b"generated 3000 tokens", errors)
 
     # Fault: a limit on the size of files kills the program without a word.
     def test_file_size_limit(self):

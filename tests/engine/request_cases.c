@@ -381,28 +381,115 @@ struct imbrex_engine *request_cases_engine(struct imbrex_model *model,
     return engine;
 }
 
-void request_cases_run(struct request_case *cases, int32_t num_cases, struct imbrex_engine *engine,
-                       request_cases_step_fn *after_step, void *user)
+void request_cases_check(const struct imbrex_engine *engine)
 {
+    assert_true(scheduler_check(&engine->scheduler));
+    assert_true(kv_pool_check(&engine->kv_pool));
+    assert_true(engine->prefix.cache == NULL || kv_cache_check(engine->prefix.cache));
+    assert_true(engine->tiers.tiers == NULL || kv_tiers_check(engine->tiers.tiers));
+}
+
+static void submit_again(struct request_case *request_case, struct imbrex_engine *engine)
+{
+    request_case_reset(request_case);
+    assert_int_equal(request_case_submit(request_case, engine), IMBREX_STATUS_OK);
+}
+
+int32_t request_cases_run(struct request_case *cases, int32_t num_cases,
+                          struct imbrex_engine *engine, const struct request_round *round)
+{
+    const struct request_round plain = {0};
     bool has_work = true;
-    int32_t num_submitted = 0;
+    int32_t num_submitted = 0, num_failed = 0;
+    round = round == NULL ? &plain : round;
+    int32_t num_at_once = round->num_at_once == 0 ? 2 : round->num_at_once;
     for (int32_t step = 1; has_work || num_submitted < num_cases; step++) {
         assert_true(step < MAX_STEPS);
-        for (int32_t i = 0; i < 2 && num_submitted < num_cases; i++) {
-            request_case_reset(&cases[num_submitted]);
-            assert_int_equal(request_case_submit(&cases[num_submitted], engine), IMBREX_STATUS_OK);
-            num_submitted++;
+        bool is_idle = (step - 1) % (round->num_idle_steps + 1) != 0;
+        for (int32_t i = 0; !is_idle && i < num_at_once && num_submitted < num_cases; i++) {
+            submit_again(&cases[num_submitted++], engine);
+        }
+        if (round->before_step != NULL) {
+            round->before_step(round->user, engine, step, num_submitted);
         }
         assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
-        assert_true(scheduler_check(&engine->scheduler));
-        assert_true(engine->prefix.cache == NULL || kv_cache_check(engine->prefix.cache));
-        assert_true(engine->tiers.tiers == NULL || kv_tiers_check(engine->tiers.tiers));
-        if (after_step != NULL) {
-            after_step(user, engine, step);
+        request_cases_check(engine);
+        if (round->after_step != NULL) {
+            round->after_step(round->user, engine, step, num_submitted);
         }
     }
     for (int32_t i = 0; i < num_cases; i++) {
+        if (round->before_finish != NULL) {
+            round->before_finish(round->user, &cases[i]);
+        }
         request_case_finish(&cases[i]);
-        request_case_compare(&cases[i], i);
+        if (round->may_fail && cases[i].mixed.status != IMBREX_STATUS_OK) {
+            num_failed++;
+        } else {
+            request_case_compare(&cases[i], i);
+        }
     }
+    return num_failed;
+}
+
+void case_bed_open(struct case_bed *bed, const struct imbrex_model_options *options,
+                   int32_t num_cases, int32_t context_size, uint64_t seed)
+{
+    struct imbrex_error err;
+    struct imbrex_engine_options of_engine = imbrex_engine_options_default();
+    assert_true(num_cases <= CASE_BED_MAX_CASES);
+    *bed = (struct case_bed){.num_cases = num_cases};
+    if (imbrex_model_open(NULL, options, &bed->model, &err) != IMBREX_STATUS_OK) {
+        fail_msg("%s", err.message);
+    }
+    of_engine.context_size = context_size;
+    of_engine.kv_cache_tokens = 4 * context_size;
+    of_engine.num_threads = 1;
+    struct imbrex_engine *engine = request_cases_engine(bed->model, &of_engine, NULL);
+    request_cases_begin_alike(bed->cases, num_cases, bed->model, engine, seed);
+    imbrex_engine_destroy(engine);
+}
+
+void case_bed_close(struct case_bed *bed)
+{
+    request_cases_deinit(bed->cases, bed->num_cases);
+    imbrex_model_close(bed->model);
+}
+
+void plain_prompt_fill(int32_t ids[PLAIN_PROMPT_TOKENS])
+{
+    for (int32_t i = 0; i < PLAIN_PROMPT_TOKENS; i++) {
+        ids[i] = 3 + 7 * i % 450;
+    }
+}
+
+struct imbrex_request *plain_prompt_submit(struct imbrex_engine *engine, const int32_t *ids,
+                                           int32_t num_ids, int32_t max_tokens, const char *salt)
+{
+    struct imbrex_request_options options = imbrex_request_options_default(engine->model);
+    struct imbrex_request *request;
+    options.prompt_ids = ids;
+    options.num_prompt_ids = num_ids;
+    options.max_tokens = max_tokens;
+    options.ignore_eos = true;
+    options.temperature = 0.0f;
+    options.salt = salt;
+    options.salt_bytes = salt != NULL ? strlen(salt) : 0;
+    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
+    return request;
+}
+
+struct imbrex_request_metrics plain_prompt_end(struct imbrex_request *request)
+{
+    struct imbrex_request_metrics metrics;
+    assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
+    imbrex_request_read_metrics(request, &metrics);
+    imbrex_request_destroy(request);
+    return metrics;
+}
+
+struct imbrex_request_metrics plain_prompt_run(struct imbrex_engine *engine, const int32_t *ids,
+                                               int32_t num_ids)
+{
+    return plain_prompt_end(plain_prompt_submit(engine, ids, num_ids, 1, NULL));
 }

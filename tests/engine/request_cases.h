@@ -78,12 +78,53 @@ struct imbrex_engine *request_cases_engine(struct imbrex_model *model,
                                            const struct imbrex_engine_options *options,
                                            struct device *device);
 
-/* Between two steps; step counts from 1. */
-typedef void request_cases_step_fn(void *user, struct imbrex_engine *engine, int32_t step);
-/* All of cases [num_cases], two more before each step, behind which scheduler, cache and tiers must
- * agree; each gives what it gave alone. after_step: NULL: nothing. */
-void request_cases_run(struct request_case *cases, int32_t num_cases, struct imbrex_engine *engine,
-                       request_cases_step_fn *after_step, void *user);
+/* Fails the test unless scheduler, pool, cache and tiers agree. */
+void request_cases_check(const struct imbrex_engine *engine);
+
+/* Beside a step, counted from 1; num_submitted: cases that have come. */
+typedef void request_cases_step_fn(void *user, struct imbrex_engine *engine, int32_t step,
+                                   int32_t num_submitted);
+
+/* How cases come to an engine, and what is done meanwhile. */
+struct request_round {
+    int32_t num_at_once;    /* cases that come together, before a step; 0: two */
+    int32_t num_idle_steps; /* without one, behind each that brought some */
+    request_cases_step_fn *before_step, *after_step;                            /* NULL: nothing */
+    void (*before_finish)(void *user, const struct request_case *request_case); /* NULL: nothing */
+    void *user;
+    bool may_fail; /* requests may end with another status than OK */
+};
+
+/* All of cases [num_cases]; behind each step the engine is checked, and each case gives what it
+ * gave alone. round: NULL: two before each step. How many failed, if they may. */
+int32_t request_cases_run(struct request_case *cases, int32_t num_cases,
+                          struct imbrex_engine *engine, const struct request_round *round);
+
+/* The built-in model, and requests on it that begin alike and have run alone. */
+#define CASE_BED_MAX_CASES 100
+struct case_bed {
+    struct imbrex_model *model;
+    struct request_case cases[CASE_BED_MAX_CASES];
+    int32_t num_cases;
+};
+/* options: of the model; NULL: the defaults. Fails the test with the reason. */
+void case_bed_open(struct case_bed *bed, const struct imbrex_model_options *options,
+                   int32_t num_cases, int32_t context_size, uint64_t seed);
+void case_bed_close(struct case_bed *bed);
+
+/* ---- one greedy prompt ---- */
+
+#define PLAIN_PROMPT_TOKENS 203
+/* The same ids each time. */
+void plain_prompt_fill(int32_t ids[PLAIN_PROMPT_TOKENS]);
+/* ids [num_ids]; salt: NULL: none. It goes on whatever it says. */
+struct imbrex_request *plain_prompt_submit(struct imbrex_engine *engine, const int32_t *ids,
+                                           int32_t num_ids, int32_t max_tokens, const char *salt);
+/* Steps until it has ended well; destroys it. */
+struct imbrex_request_metrics plain_prompt_end(struct imbrex_request *request);
+/* Both, for one token. */
+struct imbrex_request_metrics plain_prompt_run(struct imbrex_engine *engine, const int32_t *ids,
+                                               int32_t num_ids);
 
 /* Forgets what came of it in a mix. */
 void request_case_reset(struct request_case *request_case);

@@ -89,7 +89,7 @@ static void test_mixed(void **state)
 
         setting.max_step_tokens = 40;
         engine = create_engine(fixture, &setting, NULL);
-        request_cases_run(cases, NUM_CASES, engine, NULL, NULL);
+        (void)request_cases_run(cases, NUM_CASES, engine, NULL);
         imbrex_engine_destroy(engine);
 
         fixture_empty_folder(FOLDER);
@@ -99,7 +99,7 @@ static void test_mixed(void **state)
             assert_int_equal(device_fake_create((uint64_t)round + 1, &device, NULL),
                              IMBREX_STATUS_OK);
             engine = create_engine(fixture, &setting, device);
-            request_cases_run(cases, NUM_CASES, engine, NULL, NULL);
+            (void)request_cases_run(cases, NUM_CASES, engine, NULL);
             imbrex_engine_read_metrics(engine, &metrics);
             assert_int_equal(metrics.num_kv_faults, 0);
             imbrex_engine_destroy(engine);

@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that run while their blocks come up, layer by layer, on a device whose streams overtake
  * each other: the same bits as alone and computed, whatever was cancelled, preempted or failed. */
-#include <stdlib.h>
-
 #include "engine/engine.h"
 #include "ops/fake/device_fake.h"
 #include "tests/engine/request_cases.h"
 
-#define NUM_CASES (TEST_SANITIZED ? 20 : 100)
+#define NUM_CASES (TEST_SANITIZED ? 20 : CASE_BED_MAX_CASES)
+#define NUM_FAULT_CASES (TEST_SANITIZED ? 20 : 40) /* where things fail: more rounds of fewer */
 #define CONTEXT_SIZE 352
 #define BLOCK_BYTES ((size_t)20480) /* of the built-in model, which has five layers */
 #define ROOMY_TOKENS (NUM_CASES * CONTEXT_SIZE)
-#define PROMPT_TOKENS 203
 
 struct mix {
     uint64_t seed;
@@ -22,23 +20,17 @@ struct mix {
     int32_t num_idle_steps; /* between requests, for them to be alone now and then */
 };
 
-struct fixture {
-    struct imbrex_model *model;
-    struct request_case cases[100];
-    int32_t num_spoilt; /* requests that began again since a copy failed */
-};
-
 /* An engine on a fake device of its own. */
 struct stage {
     struct device *device;
     struct imbrex_engine *engine;
+    int32_t num_spoilt; /* requests that began again since a copy failed */
 };
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
 static void open_stage(struct imbrex_model *model, const struct mix *mix, struct stage *stage)
 {
-    struct imbrex_error err;
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.context_size = CONTEXT_SIZE;
     options.kv_cache_tokens = mix->kv_cache_tokens;
@@ -47,24 +39,14 @@ static void open_stage(struct imbrex_model *model, const struct mix *mix, struct
     options.num_threads = 1;
     options.kv_policy = mix->policy;
     options.kv_host_bytes = 4000 * BLOCK_BYTES;
+    *stage = (struct stage){0};
     assert_int_equal(device_fake_create(mix->seed, &stage->device, NULL), IMBREX_STATUS_OK);
-    if (engine_create_on(model, &options, stage->device, &stage->engine, &err) !=
-        IMBREX_STATUS_OK) {
-        fail_msg("%s", err.message);
-    }
+    stage->engine = request_cases_engine(model, &options, stage->device);
     /* Blocks of 20 KiB are too small to be parted, and nothing here may depend on the time. */
     assert_int_equal(stage->engine->tiers.num_groups, 1);
     prefix_tiers_set_groups(&stage->engine->tiers, executor_kv(stage->engine->executor),
                             mix->num_groups);
-    stage->engine->tiers.patience_ns = INT64_MAX;
     stage->engine->tiers.max_layered_ns = INT64_MAX;
-}
-
-static void check_stage(const struct stage *stage)
-{
-    assert_true(scheduler_check(&stage->engine->scheduler));
-    assert_true(kv_cache_check(stage->engine->prefix.cache));
-    assert_true(kv_tiers_check(stage->engine->tiers.tiers));
 }
 
 static struct imbrex_engine_metrics close_stage(struct stage *stage)
@@ -75,7 +57,7 @@ static struct imbrex_engine_metrics close_stage(struct stage *stage)
         assert_true(i < 10000);
         kv_tiers_wait(stage->engine->tiers.tiers, 1000000);
         prefix_tiers_look(&stage->engine->tiers, &stage->engine->scheduler);
-        check_stage(stage);
+        request_cases_check(stage->engine);
     }
     assert_null(stage->engine->tiers.arrival.sequence);
     assert_int_equal(stage->engine->tiers.arrival.num_left, 0);
@@ -90,31 +72,15 @@ static struct imbrex_engine_metrics close_stage(struct stage *stage)
 
 static int set_up(void **state)
 {
-    struct fixture *fixture = calloc(1, sizeof(*fixture));
-    const struct mix mix = {.seed = 1,
-                            .kv_cache_tokens = 4 * CONTEXT_SIZE,
-                            .max_running = 8,
-                            .max_step_tokens = 64,
-                            .num_groups = 1};
-    struct stage stage;
-    if (fixture == NULL ||
-        imbrex_model_open(NULL, NULL, &fixture->model, NULL) != IMBREX_STATUS_OK) {
-        free(fixture);
-        return 1;
-    }
-    open_stage(fixture->model, &mix, &stage);
-    request_cases_begin_alike(fixture->cases, NUM_CASES, fixture->model, stage.engine, 5);
-    (void)close_stage(&stage);
-    *state = fixture;
+    static struct case_bed bed;
+    case_bed_open(&bed, NULL, NUM_CASES, CONTEXT_SIZE, 5);
+    *state = &bed;
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    struct fixture *fixture = *state;
-    request_cases_deinit(fixture->cases, NUM_CASES);
-    imbrex_model_close(fixture->model);
-    free(fixture);
+    case_bed_close(*state);
     return 0;
 }
 
@@ -122,41 +88,36 @@ static bool step(const struct stage *stage)
 {
     bool has_work;
     assert_int_equal(imbrex_engine_step(stage->engine, &has_work, NULL), IMBREX_STATUS_OK);
-    check_stage(stage);
+    request_cases_check(stage->engine);
     return has_work;
 }
 
-/* What a request case or a fault does before a step. */
-typedef void before_step_fn(struct fixture *fixture, struct stage *stage, int32_t step_idx,
-                            int32_t num_submitted);
-
-/* All cases; what is idle goes down all the time. */
-static void run_round(struct fixture *fixture, const struct mix *mix, struct stage *stage,
-                      before_step_fn *before_step)
+/* What is idle goes down all the time. */
+static void after_step(void *user, struct imbrex_engine *engine, int32_t step_idx,
+                       int32_t num_submitted)
 {
-    bool has_work = true;
-    int32_t num_submitted = 0;
-    for (int32_t i = 0; has_work || num_submitted < NUM_CASES; i++) {
-        assert_true(i < 1000000); /* everybody's turn comes */
-        for (int32_t j = 0; i % (mix->num_idle_steps + 1) == 0 && j < mix->num_at_once &&
-                            num_submitted < NUM_CASES;
-             j++) {
-            request_case_reset(&fixture->cases[num_submitted]);
-            assert_int_equal(request_case_submit(&fixture->cases[num_submitted], stage->engine),
-                             IMBREX_STATUS_OK);
-            num_submitted++;
-        }
-        if (before_step != NULL) {
-            before_step(fixture, stage, i, num_submitted);
-        }
-        has_work = step(stage);
-        kv_cache_clear(stage->engine->prefix.cache, 0);
-    }
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        fixture->num_spoilt += fixture->cases[i].request->prefix.was_spoilt;
-        request_case_finish(&fixture->cases[i]);
-        request_case_compare(&fixture->cases[i], i);
-    }
+    (void)user, (void)step_idx, (void)num_submitted;
+    kv_cache_clear(engine->prefix.cache, 0);
+}
+
+static void count_spoilt(void *user, const struct request_case *request_case)
+{
+    struct stage *stage = user;
+    stage->num_spoilt += request_case->request->prefix.was_spoilt;
+}
+
+/* before_step: NULL: nothing. How many failed, if they may. */
+static int32_t run_round(struct case_bed *bed, int32_t num_cases, const struct mix *mix,
+                         struct stage *stage, request_cases_step_fn *before_step, bool may_fail)
+{
+    const struct request_round round = {.num_at_once = mix->num_at_once,
+                                        .num_idle_steps = mix->num_idle_steps,
+                                        .before_step = before_step,
+                                        .after_step = after_step,
+                                        .before_finish = count_spoilt,
+                                        .user = stage,
+                                        .may_fail = may_fail};
+    return request_cases_run(bed->cases, num_cases, stage->engine, &round);
 }
 
 /* ---- bits ------------------------------------------------------------------------------------ */
@@ -178,9 +139,9 @@ static void test_equal(void **state)
                                 .num_at_once = 1 + (int32_t)seed % 2,
                                 .num_idle_steps = (int32_t)seed};
         struct stage stage;
-        open_stage(((struct fixture *)*state)->model, &mix, &stage);
+        open_stage(((struct case_bed *)*state)->model, &mix, &stage);
         for (int32_t round = 0; round < 2; round++) {
-            run_round(*state, &mix, &stage, NULL);
+            (void)run_round(*state, NUM_CASES, &mix, &stage, NULL, false);
         }
         struct imbrex_engine_metrics metrics = close_stage(&stage);
         assert_true(metrics.num_kv_layered > (TEST_SANITIZED ? 0 : 20));
@@ -204,9 +165,9 @@ static void test_preempted(void **state)
                                 .num_at_once = 2,
                                 .num_idle_steps = 4};
         struct stage stage;
-        open_stage(((struct fixture *)*state)->model, &mix, &stage);
+        open_stage(((struct case_bed *)*state)->model, &mix, &stage);
         for (int32_t round = 0; round < 2; round++) {
-            run_round(*state, &mix, &stage, NULL);
+            (void)run_round(*state, NUM_CASES, &mix, &stage, NULL, false);
         }
         struct imbrex_engine_metrics metrics = close_stage(&stage);
         assert_true(metrics.num_kv_layered > 0);
@@ -219,30 +180,16 @@ static void test_preempted(void **state)
 
 static struct imbrex_request *submit_prompt(const struct stage *stage, int32_t max_tokens)
 {
-    struct imbrex_request_options options = imbrex_request_options_default(stage->engine->model);
-    struct imbrex_request *request;
-    int32_t ids[PROMPT_TOKENS];
-    for (int32_t i = 0; i < PROMPT_TOKENS; i++) {
-        ids[i] = 3 + 7 * i % 450;
-    }
-    options.prompt_ids = ids;
-    options.num_prompt_ids = PROMPT_TOKENS;
-    options.max_tokens = max_tokens;
-    options.ignore_eos = true;
-    options.temperature = 0.0f;
-    assert_int_equal(imbrex_request_submit(stage->engine, &options, &request, NULL),
-                     IMBREX_STATUS_OK);
-    return request;
+    int32_t ids[PLAIN_PROMPT_TOKENS];
+    plain_prompt_fill(ids);
+    return plain_prompt_submit(stage->engine, ids, PLAIN_PROMPT_TOKENS, max_tokens, NULL);
 }
 
 static struct imbrex_request_metrics end_prompt(const struct stage *stage,
                                                 struct imbrex_request *request)
 {
-    struct imbrex_request_metrics metrics;
-    assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
-    imbrex_request_read_metrics(request, &metrics);
-    imbrex_request_destroy(request);
-    check_stage(stage);
+    struct imbrex_request_metrics metrics = plain_prompt_end(request);
+    request_cases_check(stage->engine);
     return metrics;
 }
 
@@ -269,12 +216,12 @@ static const struct mix alone = {.seed = 3,
  * have afterwards. */
 static void test_counts(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     for (int32_t num_groups = 1; num_groups <= 4; num_groups += 3) {
         struct mix mix = alone;
         struct stage stage;
         mix.num_groups = num_groups;
-        open_stage(fixture->model, &mix, &stage);
+        open_stage(bed->model, &mix, &stage);
         uint64_t expected = num_groups > 1;
         assert_int_equal(run_prompt(&stage).num_cached_tokens, 0);
         kv_cache_clear(stage.engine->prefix.cache, 0);
@@ -299,16 +246,17 @@ static void test_counts(void **state)
         struct imbrex_engine_metrics totals = close_stage(&stage);
         assert_int_equal(totals.num_cached_tokens, 3 * 192);
         assert_int_equal(totals.num_host_tokens, 192 + 7 * KV_BLOCK_SIZE);
-        assert_int_equal(totals.num_prompt_tokens, PROMPT_TOKENS + 3 * (PROMPT_TOKENS - 192));
+        assert_int_equal(totals.num_prompt_tokens,
+                         PLAIN_PROMPT_TOKENS + 3 * (PLAIN_PROMPT_TOKENS - 192));
     }
 }
 
 /* Catches: others that wait for a load that takes longer than the step. */
 static void test_slow_load(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     struct stage stage;
-    open_stage(fixture->model, &alone, &stage);
+    open_stage(bed->model, &alone, &stage);
     (void)run_prompt(&stage);
     kv_cache_clear(stage.engine->prefix.cache, 0);
     struct imbrex_request *other = submit_prompt(&stage, 40);
@@ -323,7 +271,7 @@ static void test_slow_load(void **state)
     imbrex_request_destroy(other);
 
     int32_t ids[] = {5, 6, 7};
-    struct imbrex_request_options options = imbrex_request_options_default(fixture->model);
+    struct imbrex_request_options options = imbrex_request_options_default(bed->model);
     options.prompt_ids = ids;
     options.num_prompt_ids = 3;
     options.max_tokens = 300;
@@ -350,13 +298,13 @@ static void test_slow_load(void **state)
  * cannot end before its load has, or that the load finds again when it has ended. */
 static void test_cancel_under_way(void **state)
 {
-    struct fixture *fixture = *state;
-    for (uint64_t seed = 0; seed < (TEST_SANITIZED ? 8 : 60); seed++) {
+    struct case_bed *bed = *state;
+    for (uint64_t seed = 0; seed < (TEST_SANITIZED ? 8 : 30); seed++) {
         struct mix mix = alone;
         struct stage stage;
         mix.seed = seed;
         mix.kv_cache_tokens = CONTEXT_SIZE; /* others soon get the blocks */
-        open_stage(fixture->model, &mix, &stage);
+        open_stage(bed->model, &mix, &stage);
         (void)run_prompt(&stage);
         kv_cache_clear(stage.engine->prefix.cache, 0);
         struct imbrex_request *request = submit_prompt(&stage, 4);
@@ -369,17 +317,8 @@ static void test_cancel_under_way(void **state)
             (void)step(&stage);
         }
         imbrex_request_cancel(request);
-        for (int32_t i = 0; i < NUM_CASES / 10; i++) {
-            request_case_reset(&fixture->cases[i]);
-            assert_int_equal(request_case_submit(&fixture->cases[i], stage.engine),
-                             IMBREX_STATUS_OK);
-        }
-        while (step(&stage)) {
-        }
-        for (int32_t i = 0; i < NUM_CASES / 10; i++) {
-            request_case_finish(&fixture->cases[i]);
-            request_case_compare(&fixture->cases[i], i);
-        }
+        const struct request_round at_once = {.num_at_once = NUM_CASES};
+        (void)request_cases_run(bed->cases, NUM_CASES / 10, stage.engine, &at_once);
         assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
         imbrex_request_destroy(request);
         (void)close_stage(&stage);
@@ -388,11 +327,11 @@ static void test_cancel_under_way(void **state)
 
 /* ---- faults ---------------------------------------------------------------------------------- */
 
-static void fail_copies_in(struct fixture *fixture, struct stage *stage, int32_t step_idx,
+static void fail_copies_in(void *user, struct imbrex_engine *engine, int32_t step_idx,
                            int32_t num_submitted)
 {
-    (void)fixture;
-    (void)num_submitted;
+    struct stage *stage = user;
+    (void)engine, (void)num_submitted;
     device_fake_aim(stage->device, DEVICE_STREAM_KV_IN);
     if (step_idx % 3 == 0) {
         device_fake_fail(stage->device,
@@ -405,6 +344,7 @@ static void end_faults(const struct stage *stage)
 {
     device_fake_fail(stage->device, DEVICE_FAKE_FAULT_COPY, 0, IMBREX_STATUS_OK);
     device_fake_fail(stage->device, DEVICE_FAKE_FAULT_CALL, 0, IMBREX_STATUS_OK);
+    device_fake_fail(stage->device, DEVICE_FAKE_FAULT_WORK, 0, IMBREX_STATUS_OK);
 }
 
 /* Copies up fail, and nothing else does. Catches: a token that was drawn from blocks that did not
@@ -412,7 +352,7 @@ static void end_faults(const struct stage *stage)
  * fails, or ends, because of it; a step in flight behind it that counts. */
 static void test_copy_faults(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     for (uint64_t seed = 0; seed < (TEST_SANITIZED ? 2 : 8); seed++) {
         const struct mix mix = {.seed = seed,
                                 .kv_cache_tokens = ROOMY_TOKENS,
@@ -422,16 +362,15 @@ static void test_copy_faults(void **state)
                                 .num_at_once = 1,
                                 .num_idle_steps = (int32_t)seed % 3};
         struct stage stage;
-        fixture->num_spoilt = 0;
-        open_stage(fixture->model, &mix, &stage);
+        open_stage(bed->model, &mix, &stage);
         for (int32_t round = 0; round < 3; round++) {
-            run_round(fixture, &mix, &stage, fail_copies_in);
+            (void)run_round(bed, NUM_FAULT_CASES, &mix, &stage, fail_copies_in, false);
         }
         end_faults(&stage);
         struct imbrex_engine_metrics metrics = close_stage(&stage);
         assert_true(metrics.num_kv_layered > 0);
         assert_true(metrics.num_kv_faults > 0);
-        assert_true(fixture->num_spoilt > 0);
+        assert_true(stage.num_spoilt > 0);
         assert_int_equal(metrics.num_failed_steps, 0);
         assert_int_equal(metrics.num_bad_logits, 0);
     }
@@ -441,9 +380,9 @@ static void test_copy_faults(void **state)
  * counted though they were computed. */
 static void test_each_fault(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     struct stage stage;
-    open_stage(fixture->model, &alone, &stage);
+    open_stage(bed->model, &alone, &stage);
     (void)run_prompt(&stage);
     device_fake_aim(stage.device, DEVICE_STREAM_KV_IN);
     for (int32_t i = 1; i <= 4 * 12; i++) {
@@ -468,11 +407,11 @@ static void test_each_fault(void **state)
     assert_int_equal(totals.num_failed_steps, 0);
 }
 
-static void cancel_some(struct fixture *fixture, struct stage *stage, int32_t step_idx,
+static void cancel_some(void *user, struct imbrex_engine *engine, int32_t step_idx,
                         int32_t num_submitted)
 {
-    fail_copies_in(fixture, stage, step_idx, num_submitted);
-    const struct sequence *sequence = stage->engine->tiers.arrival.sequence;
+    fail_copies_in(user, engine, step_idx, num_submitted);
+    const struct sequence *sequence = engine->tiers.arrival.sequence;
     if (sequence != NULL && step_idx % 3 != 0) {
         const struct request_choice *choice = sequence->owner;
         imbrex_request_cancel(choice->request);
@@ -492,9 +431,9 @@ static void test_cancel_and_faults(void **state)
                                 .num_at_once = 1,
                                 .num_idle_steps = 1};
         struct stage stage;
-        open_stage(((struct fixture *)*state)->model, &mix, &stage);
+        open_stage(((struct case_bed *)*state)->model, &mix, &stage);
         for (int32_t round = 0; round < 2; round++) {
-            run_round(*state, &mix, &stage, cancel_some);
+            (void)run_round(*state, NUM_FAULT_CASES, &mix, &stage, cancel_some, false);
         }
         end_faults(&stage);
         struct imbrex_engine_metrics metrics = close_stage(&stage);
@@ -503,11 +442,11 @@ static void test_cancel_and_faults(void **state)
     }
 }
 
-static void fail_steps(struct fixture *fixture, struct stage *stage, int32_t step_idx,
+static void fail_steps(void *user, struct imbrex_engine *engine, int32_t step_idx,
                        int32_t num_submitted)
 {
-    (void)fixture;
-    (void)num_submitted;
+    struct stage *stage = user;
+    (void)engine, (void)num_submitted;
     if (step_idx % 4 == 0) {
         device_fake_fail(stage->device, (enum device_fake_fault)(step_idx / 4 % 3),
                          1 + step_idx % 13, IMBREX_STATUS_IO);
@@ -518,45 +457,24 @@ static void fail_steps(struct fixture *fixture, struct stage *stage, int32_t ste
  * Catches: one that runs on although the step that was to wait for its blocks failed. */
 static void test_step_faults(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     for (uint64_t seed = 0; seed < (TEST_SANITIZED ? 2 : 6); seed++) {
         const struct mix mix = {.seed = 90 + seed,
                                 .kv_cache_tokens = ROOMY_TOKENS,
                                 .max_running = 4,
                                 .max_step_tokens = 32,
-                                .num_groups = 4};
+                                .num_groups = 4,
+                                .num_at_once = 1,
+                                .num_idle_steps = 1};
         struct stage stage;
-        int32_t num_good = 0, num_failed = 0;
-        open_stage(fixture->model, &mix, &stage);
+        int32_t num_failed = 0;
+        open_stage(bed->model, &mix, &stage);
         for (int32_t round = 0; round < 3; round++) {
-            bool has_work = true;
-            int32_t num_submitted = 0;
-            for (int32_t i = 0; has_work || num_submitted < NUM_CASES; i++) {
-                if (i % 2 == 0 && num_submitted < NUM_CASES) {
-                    request_case_reset(&fixture->cases[num_submitted]);
-                    assert_int_equal(
-                        request_case_submit(&fixture->cases[num_submitted], stage.engine),
-                        IMBREX_STATUS_OK);
-                    num_submitted++;
-                }
-                fail_steps(fixture, &stage, i, num_submitted);
-                has_work = step(&stage);
-                kv_cache_clear(stage.engine->prefix.cache, 0);
-            }
+            num_failed += run_round(bed, NUM_FAULT_CASES, &mix, &stage, fail_steps, true);
             end_faults(&stage);
-            device_fake_fail(stage.device, DEVICE_FAKE_FAULT_WORK, 0, IMBREX_STATUS_OK);
-            for (int32_t i = 0; i < NUM_CASES; i++) {
-                request_case_finish(&fixture->cases[i]);
-                if (fixture->cases[i].mixed.status == IMBREX_STATUS_OK) {
-                    request_case_compare(&fixture->cases[i], i);
-                    num_good++;
-                } else {
-                    num_failed++;
-                }
-            }
         }
         struct imbrex_engine_metrics metrics = close_stage(&stage);
-        assert_true(num_good > 0 && num_failed > 0);
+        assert_true(num_failed > 0 && num_failed < 3 * NUM_FAULT_CASES);
         assert_true(metrics.num_kv_layered > 0 || TEST_SANITIZED);
     }
 }
@@ -565,11 +483,11 @@ static void test_step_faults(void **state)
  * waits for copies that nobody tells of, or leaves something behind; a request that ends well. */
 static void test_lost_device(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     int32_t num_lost = 0;
     for (int32_t i = 1; i <= (TEST_SANITIZED ? 15 : 45); i++) {
         struct stage stage;
-        open_stage(fixture->model, &alone, &stage);
+        open_stage(bed->model, &alone, &stage);
         (void)run_prompt(&stage);
         kv_cache_clear(stage.engine->prefix.cache, 0);
         struct imbrex_request *request = submit_prompt(&stage, 4);

@@ -25,8 +25,6 @@ struct fixture {
 static struct imbrex_engine *create_engine(struct imbrex_model *model, const struct mix *mix,
                                            struct device *device)
 {
-    struct imbrex_error err;
-    struct imbrex_engine *engine;
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.context_size = CONTEXT_SIZE;
     options.kv_cache_tokens = mix->kv_cache_tokens;
@@ -34,10 +32,7 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     options.max_step_tokens = mix->max_step_tokens;
     options.num_threads = mix->num_threads;
     options.batch_invariant = mix->batch_invariant;
-    if (engine_create_on(model, &options, device, &engine, &err) != IMBREX_STATUS_OK) {
-        fail_msg("%s", err.message);
-    }
-    return engine;
+    return request_cases_engine(model, &options, device);
 }
 
 static int set_up(void **state)
@@ -73,38 +68,37 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* All cases at once, a few submitted before each of the first steps; every step leaves a scheduler
- * and a pool that agree. Returns how often something was preempted. */
+struct overlap {
+    const struct device *device; /* NULL: the CPU */
+    bool was_seen;
+};
+
+static void look_for_overlap(void *user, struct imbrex_engine *engine, int32_t step,
+                             int32_t num_submitted)
+{
+    struct overlap *overlap = user;
+    (void)step, (void)num_submitted;
+    overlap->was_seen |= overlap->device != NULL && engine->num_flights > 0 &&
+                         device_fake_num_pending(overlap->device) > 0;
+}
+
+/* All cases at once, a few submitted before each of the first steps. Returns how often something
+ * was preempted. */
 static uint64_t run_mix(struct fixture *fixture, const struct mix *mix)
 {
     struct device *device = NULL;
     struct imbrex_engine_metrics metrics;
-    bool has_work = true, has_overlap = false;
-    int32_t num_submitted = 0;
     if (mix->fake_seed != 0) {
         assert_int_equal(device_fake_create(mix->fake_seed, &device, NULL), IMBREX_STATUS_OK);
     }
     struct imbrex_engine *engine = create_engine(fixture->model, mix, device);
-    while (has_work || num_submitted < NUM_CASES) {
-        for (int32_t i = 0; i < 3 && num_submitted < NUM_CASES; i++) {
-            request_case_reset(&fixture->cases[num_submitted]);
-            assert_int_equal(request_case_submit(&fixture->cases[num_submitted], engine),
-                             IMBREX_STATUS_OK);
-            num_submitted++;
-        }
-        assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
-        assert_true(scheduler_check(&engine->scheduler));
-        assert_true(kv_pool_check(&engine->kv_pool));
-        has_overlap |=
-            device != NULL && engine->num_flights > 0 && device_fake_num_pending(device) > 0;
-    }
-    assert_int_equal(has_overlap, device != NULL);
+    struct overlap overlap = {.device = device};
+    const struct request_round round = {
+        .num_at_once = 3, .after_step = look_for_overlap, .user = &overlap};
+    (void)request_cases_run(fixture->cases, NUM_CASES, engine, &round);
+    assert_int_equal(overlap.was_seen, device != NULL);
     assert_true(scheduler_is_idle(&engine->scheduler));
     assert_int_equal(kv_pool_num_available(&engine->kv_pool), engine->kv_pool.num_blocks);
-    for (int32_t i = 0; i < NUM_CASES; i++) {
-        request_case_finish(&fixture->cases[i]);
-        request_case_compare(&fixture->cases[i], i);
-    }
     imbrex_engine_read_metrics(engine, &metrics);
     assert_int_equal(metrics.num_submitted, NUM_CASES);
     assert_int_equal(metrics.num_running, 0);

@@ -9,7 +9,7 @@
 #include "ops/fake/device_fake.h"
 #include "tests/engine/request_cases.h"
 
-#define NUM_CASES (TEST_SANITIZED ? 20 : 100)
+#define NUM_CASES (TEST_SANITIZED ? 20 : CASE_BED_MAX_CASES)
 #define CONTEXT_SIZE 352
 
 struct mix {
@@ -19,11 +19,6 @@ struct mix {
     const char *policy;
     int32_t num_weak_bits; /* of keys; 0: whole ones */
     int32_t evict_every;   /* steps between evictions of some or all that is idle; 0: never */
-};
-
-struct fixture {
-    struct imbrex_model *model;
-    struct request_case cases[100];
 };
 
 static struct imbrex_engine *create_engine(struct imbrex_model *model, const struct mix *mix,
@@ -41,26 +36,15 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
 
 static int set_up(void **state)
 {
-    struct fixture *fixture = calloc(1, sizeof(*fixture));
-    if (fixture == NULL ||
-        imbrex_model_open(NULL, NULL, &fixture->model, NULL) != IMBREX_STATUS_OK) {
-        return 1;
-    }
-    struct imbrex_engine *engine = create_engine(
-        fixture->model, &(struct mix){.kv_cache_tokens = 4 * CONTEXT_SIZE, .num_threads = 1}, NULL,
-        NULL);
-    request_cases_begin_alike(fixture->cases, NUM_CASES, fixture->model, engine, 3);
-    imbrex_engine_destroy(engine);
-    *state = fixture;
+    static struct case_bed bed;
+    case_bed_open(&bed, NULL, NUM_CASES, CONTEXT_SIZE, 3);
+    *state = &bed;
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    struct fixture *fixture = *state;
-    request_cases_deinit(fixture->cases, NUM_CASES);
-    imbrex_model_close(fixture->model);
-    free(fixture);
+    case_bed_close(*state);
     return 0;
 }
 
@@ -79,15 +63,17 @@ static bool has_pinned_duplicates(const struct imbrex_engine *engine)
     return has_pinned;
 }
 
-struct round {
+struct pinned_round {
     const struct mix *mix;
     uint64_t *random;
     bool has_pinned;
 };
 
-static void after_step(void *user, struct imbrex_engine *engine, int32_t step)
+static void after_step(void *user, struct imbrex_engine *engine, int32_t step,
+                       int32_t num_submitted)
 {
-    struct round *round = user;
+    struct pinned_round *round = user;
+    (void)num_submitted;
     round->has_pinned |= has_pinned_duplicates(engine);
     if (round->mix->evict_every > 0 && step % round->mix->evict_every == 0) {
         int32_t num_blocks = (int32_t)request_case_random(round->random, 30);
@@ -95,15 +81,16 @@ static void after_step(void *user, struct imbrex_engine *engine, int32_t step)
     }
 }
 
-static void run_round(struct fixture *fixture, const struct mix *mix, struct imbrex_engine *engine,
+static void run_round(struct case_bed *bed, const struct mix *mix, struct imbrex_engine *engine,
                       uint64_t *random)
 {
-    struct round round = {.mix = mix, .random = random};
-    request_cases_run(fixture->cases, NUM_CASES, engine, after_step, &round);
-    assert_int_equal(round.has_pinned, mix->fake_seed != 0);
+    struct pinned_round pinned = {.mix = mix, .random = random};
+    const struct request_round round = {.after_step = after_step, .user = &pinned};
+    (void)request_cases_run(bed->cases, NUM_CASES, engine, &round);
+    assert_int_equal(pinned.has_pinned, mix->fake_seed != 0);
 }
 
-static struct imbrex_engine_metrics run_mix(struct fixture *fixture, const struct mix *mix)
+static struct imbrex_engine_metrics run_mix(struct case_bed *bed, const struct mix *mix)
 {
     struct device *device = NULL;
     struct imbrex_engine_metrics metrics;
@@ -112,11 +99,11 @@ static struct imbrex_engine_metrics run_mix(struct fixture *fixture, const struc
         assert_int_equal(device_fake_create(mix->fake_seed, &device, NULL), IMBREX_STATUS_OK);
     }
     struct imbrex_engine *engine =
-        create_engine(fixture->model, mix, mix->policy != NULL ? mix->policy : "lru", device);
+        create_engine(bed->model, mix, mix->policy != NULL ? mix->policy : "lru", device);
     engine->prefix.identity.num_weak_bits = mix->num_weak_bits;
     kv_hasher_weaken(engine->prefix.hasher, mix->num_weak_bits);
     for (int32_t round = 0; round < mix->num_rounds; round++) {
-        run_round(fixture, mix, engine, &random);
+        run_round(bed, mix, engine, &random);
     }
     assert_true(scheduler_is_idle(&engine->scheduler));
     imbrex_engine_read_metrics(engine, &metrics);
@@ -211,46 +198,33 @@ static void test_collisions(void **state)
 
 /* Runs the prompt alone; returns the tokens it found in the cache. */
 static int32_t count_cached(struct imbrex_engine *engine, const int32_t *ids, int32_t num_ids,
-                            const char *salt, int32_t max_tokens)
+                            const char *salt)
 {
-    struct imbrex_request_options options = imbrex_request_options_default(engine->model);
-    struct imbrex_request *request;
-    struct imbrex_request_metrics metrics;
-    options.prompt_ids = ids;
-    options.num_prompt_ids = num_ids;
-    options.max_tokens = max_tokens;
-    options.ignore_eos = true;
-    options.salt = salt;
-    options.salt_bytes = salt != NULL ? strlen(salt) : 0;
-    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
-    assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
-    imbrex_request_read_metrics(request, &metrics);
-    imbrex_request_destroy(request);
-    return metrics.num_cached_tokens;
+    return plain_prompt_end(plain_prompt_submit(engine, ids, num_ids, 1, salt)).num_cached_tokens;
 }
 
 /* Catches: tenants that see each other's blocks, a prompt that is cached to its last token and gets
  * no logits, output that is not found again, tokens counted as found that were not. */
 static void test_what_is_found(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     const struct mix mix = {.kv_cache_tokens = 1 << 14, .num_threads = 1};
-    struct imbrex_engine *engine = create_engine(fixture->model, &mix, "lru", NULL);
+    struct imbrex_engine *engine = create_engine(bed->model, &mix, "lru", NULL);
     struct imbrex_engine_metrics metrics;
     int32_t ids[64];
     for (int32_t i = 0; i < 64; i++) {
         ids[i] = 10 + i;
     }
-    assert_int_equal(count_cached(engine, ids, 64, NULL, 1), 0);
-    assert_int_equal(count_cached(engine, ids, 64, NULL, 1), 48);
-    assert_int_equal(count_cached(engine, ids, 63, NULL, 1), 48);
-    assert_int_equal(count_cached(engine, ids, 48, NULL, 1), 32);
-    assert_int_equal(count_cached(engine, ids, 15, NULL, 1), 0);
-    assert_int_equal(count_cached(engine, ids, 64, "a", 1), 0);
-    assert_int_equal(count_cached(engine, ids, 64, "b", 1), 0);
-    assert_int_equal(count_cached(engine, ids, 64, "a", 1), 48);
+    assert_int_equal(count_cached(engine, ids, 64, NULL), 0);
+    assert_int_equal(count_cached(engine, ids, 64, NULL), 48);
+    assert_int_equal(count_cached(engine, ids, 63, NULL), 48);
+    assert_int_equal(count_cached(engine, ids, 48, NULL), 32);
+    assert_int_equal(count_cached(engine, ids, 15, NULL), 0);
+    assert_int_equal(count_cached(engine, ids, 64, "a"), 0);
+    assert_int_equal(count_cached(engine, ids, 64, "b"), 0);
+    assert_int_equal(count_cached(engine, ids, 64, "a"), 48);
     ids[0]++;
-    assert_int_equal(count_cached(engine, ids, 64, NULL, 1), 0);
+    assert_int_equal(count_cached(engine, ids, 64, NULL), 0);
     imbrex_engine_read_metrics(engine, &metrics);
     assert_int_equal(metrics.num_queried_tokens, 6 * 64 + 63 + 48 + 15);
     assert_int_equal(metrics.num_cached_tokens, 3 * 48 + 32);
@@ -259,22 +233,16 @@ static void test_what_is_found(void **state)
     imbrex_engine_destroy(engine);
 
     /* What was generated is a prompt's beginning too. */
-    engine = create_engine(fixture->model, &mix, "lru", NULL);
-    struct imbrex_request_options options = imbrex_request_options_default(fixture->model);
-    struct imbrex_request *request;
+    engine = create_engine(bed->model, &mix, "lru", NULL);
+    struct imbrex_request *request = plain_prompt_submit(engine, ids, 64, 40, NULL);
     int32_t longer[64 + 40];
     memcpy(longer, ids, sizeof(ids));
-    options.prompt_ids = ids;
-    options.num_prompt_ids = 64;
-    options.max_tokens = 40;
-    options.ignore_eos = true;
-    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
     assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
     assert_int_equal(request->choices[0].num_output, 40);
     memcpy(longer + 64, request->choices[0].output_ids, 40 * sizeof(*longer));
     imbrex_request_destroy(request);
     /* The last token was drawn, not computed: of 103 there are 6 whole blocks. */
-    assert_int_equal(count_cached(engine, longer, 104, NULL, 1), 96);
+    assert_int_equal(count_cached(engine, longer, 104, NULL), 96);
     imbrex_engine_destroy(engine);
 }
 
@@ -284,32 +252,25 @@ static void test_beginning_together(void **state)
 {
     enum { NUM_REQUESTS = 12, NUM_IDS = 321, NUM_CACHED = 320, STEP_TOKENS = 128 };
     const int32_t num_together = IMBREX_STEP_CACHED_TOKENS * STEP_TOKENS / NUM_CACHED;
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     const struct mix mix = {.kv_cache_tokens = 1 << 14,
                             .max_running = NUM_REQUESTS,
                             .max_step_tokens = STEP_TOKENS,
                             .num_threads = 1};
-    struct imbrex_engine *engine = create_engine(fixture->model, &mix, "lru", NULL);
-    struct imbrex_request_options options = imbrex_request_options_default(fixture->model);
+    struct imbrex_engine *engine = create_engine(bed->model, &mix, "lru", NULL);
     struct imbrex_request *requests[NUM_REQUESTS];
     struct imbrex_engine_metrics before, after;
     int32_t ids[NUM_IDS];
     for (int32_t i = 0; i < NUM_IDS; i++) {
         ids[i] = 10 + i % 400;
     }
-    assert_int_equal(count_cached(engine, ids, NUM_IDS, NULL, 1), 0);
+    assert_int_equal(count_cached(engine, ids, NUM_IDS, NULL), 0);
     imbrex_engine_read_metrics(engine, &before);
-    options.prompt_ids = ids;
-    options.num_prompt_ids = NUM_IDS;
-    options.max_tokens = 1;
-    options.ignore_eos = true;
     for (int32_t i = 0; i < NUM_REQUESTS; i++) {
-        assert_int_equal(imbrex_request_submit(engine, &options, &requests[i], NULL),
-                         IMBREX_STATUS_OK);
+        requests[i] = plain_prompt_submit(engine, ids, NUM_IDS, 1, NULL);
     }
     for (int32_t i = 0; i < NUM_REQUESTS; i++) {
-        assert_int_equal(imbrex_request_wait(requests[i], NULL), IMBREX_STATUS_OK);
-        imbrex_request_destroy(requests[i]);
+        (void)plain_prompt_end(requests[i]);
     }
     imbrex_engine_read_metrics(engine, &after);
     assert_int_equal(after.num_cached_tokens - before.num_cached_tokens, NUM_REQUESTS * NUM_CACHED);
@@ -344,7 +305,7 @@ static void digest_flipped(unsigned char *bytes, size_t num_bytes, size_t flip_a
  * differs from run to run, with which nothing that is kept would be found again. */
 static void test_weight_digest(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     enum { NUM_BYTES = (1 << 21) + 64, STRIDE = TEST_SANITIZED ? 262139 : 32749 };
     unsigned char *bytes = calloc(NUM_BYTES, 1), whole[32], digest[32], last[32] = {0};
     struct kv_hasher *hasher;
@@ -363,8 +324,8 @@ static void test_weight_digest(void **state)
     free(bytes);
 
     assert_int_equal(kv_hasher_create(&hasher, NULL), IMBREX_STATUS_OK);
-    prefix_weight_digest(hasher, &fixture->model->checkpoint, whole);
-    prefix_weight_digest(hasher, &fixture->model->checkpoint, digest);
+    prefix_weight_digest(hasher, &bed->model->checkpoint, whole);
+    prefix_weight_digest(hasher, &bed->model->checkpoint, digest);
     assert_memory_equal(digest, whole, 32);
     kv_hasher_destroy(hasher);
 }
@@ -373,11 +334,11 @@ static void test_weight_digest(void **state)
  * weights are still the same. */
 static void test_identity(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     const struct mix mix = {.num_threads = 1};
     struct imbrex_engine *engines[2];
     for (int32_t i = 0; i < 2; i++) {
-        engines[i] = create_engine(fixture->model, &mix, "lru", NULL);
+        engines[i] = create_engine(bed->model, &mix, "lru", NULL);
     }
     const struct kv_identity *a = &engines[0]->prefix.identity, *b = &engines[1]->prefix.identity;
     assert_memory_not_equal(a->secret, b->secret, 32);
@@ -391,18 +352,17 @@ static void test_identity(void **state)
  * being asked for. */
 static void test_policy_names(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     struct imbrex_engine_options options = imbrex_engine_options_default();
     struct imbrex_engine *engine = NULL;
     struct imbrex_error err;
     options.kv_policy = "best";
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+    assert_int_equal(imbrex_engine_create(bed->model, &options, &engine, &err),
                      IMBREX_STATUS_NOT_FOUND);
     assert_null(engine);
     assert_non_null(strstr(err.message, "\"best\""));
     options.kv_policy = "none";
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
-                     IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_engine_create(bed->model, &options, &engine, &err), IMBREX_STATUS_OK);
     assert_null(engine->prefix.cache);
     imbrex_engine_destroy(engine);
 }
@@ -410,11 +370,11 @@ static void test_policy_names(void **state)
 /* Catches: hints that are taken and get lost on their way to the policy. */
 static void test_hints(void **state)
 {
-    struct fixture *fixture = *state;
+    struct case_bed *bed = *state;
     struct imbrex_engine *engine = create_engine(
-        fixture->model, &(struct mix){.kv_cache_tokens = 1024, .num_threads = 1}, "lru", NULL);
+        bed->model, &(struct mix){.kv_cache_tokens = 1024, .num_threads = 1}, "lru", NULL);
     struct imbrex_request *request;
-    struct imbrex_request_options options = imbrex_request_options_default(fixture->model);
+    struct imbrex_request_options options = imbrex_request_options_default(bed->model);
     options.prompt_text = "Once upon a time";
     options.prompt_text_bytes = strlen(options.prompt_text);
     options.max_tokens = 1;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -18,9 +19,11 @@
 #include "tests/kv/redis_server.h"
 
 #define FOLDER TEST_BUILD_DIR "/tests/kv-tiers"
+#define COPY TEST_BUILD_DIR "/tests/kv-tiers-copy"
 #define SECRET TEST_BUILD_DIR "/tests/kv-tiers-secret"
 #define OTHER_SECRET TEST_BUILD_DIR "/tests/kv-tiers-secret-too"
-#define NUM_CASES (TEST_SANITIZED ? 20 : 100)
+#define NUM_CASES (TEST_SANITIZED ? 20 : CASE_BED_MAX_CASES)
+#define NUM_SOME (TEST_SANITIZED ? 20 : 50) /* where more rounds show more than more cases */
 #define CONTEXT_SIZE 352
 #define MIN_TOKENS (TEST_SANITIZED ? 0 : 1000) /* that come up, of all cases */
 #define DISK_BYTES ((size_t)256 << 20)
@@ -30,6 +33,7 @@ struct mix {
     int32_t kv_cache_tokens, max_running, max_step_tokens;
     uint64_t fake_seed; /* 0: the CPU */
     int32_t num_rounds;
+    int32_t num_cases;      /* 0: all */
     size_t num_host_blocks; /* 0: none */
     bool has_disk;
     int32_t evict_every;      /* steps between evictions of all that is idle; 0: never */
@@ -39,6 +43,7 @@ struct mix {
     int32_t redis_port;       /* without it: of a server; 0: none */
     const char *secret_path;  /* of the remote tier; NULL: none */
     bool changes_faults;      /* the server does wrong, now in one way, now in another */
+    enum imbrex_kv_write kv_write;
 };
 
 struct logged {
@@ -47,8 +52,7 @@ struct logged {
 };
 
 struct fixture {
-    struct imbrex_model *model;
-    struct request_case cases[100];
+    struct case_bed bed;
     struct logged logged;
 };
 
@@ -67,6 +71,7 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     options.kv_host_bytes = mix->num_host_blocks * BLOCK_BYTES;
     options.kv_disk_path = mix->has_disk ? FOLDER : NULL;
     options.kv_disk_bytes = mix->has_disk ? DISK_BYTES : 0;
+    options.kv_write = mix->kv_write;
     char url[64];
     int32_t port = mix->redis != NULL ? fake_redis_port(mix->redis) : mix->redis_port;
     if (port != 0) {
@@ -92,35 +97,26 @@ static void note_log(void *user, enum imbrex_log_level level, const char *messag
 
 static int set_up(void **state)
 {
-    struct fixture *fixture = calloc(1, sizeof(*fixture));
-    if (fixture == NULL) {
-        return 1;
-    }
-    const struct imbrex_model_options options = {.log = note_log, .log_user = &fixture->logged};
-    if (imbrex_model_open(NULL, &options, &fixture->model, NULL) != IMBREX_STATUS_OK) {
-        return 1;
-    }
-    struct imbrex_engine *engine =
-        create_engine(fixture->model, &(struct mix){.kv_cache_tokens = 4 * CONTEXT_SIZE}, NULL);
-    request_cases_begin_alike(fixture->cases, NUM_CASES, fixture->model, engine, 5);
-    imbrex_engine_destroy(engine);
-    *state = fixture;
+    static struct fixture fixture;
+    const struct imbrex_model_options options = {.log = note_log, .log_user = &fixture.logged};
+    case_bed_open(&fixture.bed, &options, NUM_CASES, CONTEXT_SIZE, 5);
+    *state = &fixture;
     return 0;
 }
 
 static int tear_down(void **state)
 {
     struct fixture *fixture = *state;
-    request_cases_deinit(fixture->cases, NUM_CASES);
-    imbrex_model_close(fixture->model);
-    free(fixture);
+    case_bed_close(&fixture->bed);
     fixture_empty_folder(FOLDER);
     return 0;
 }
 
-static void after_step(void *user, struct imbrex_engine *engine, int32_t step)
+static void after_step(void *user, struct imbrex_engine *engine, int32_t step,
+                       int32_t num_submitted)
 {
     const struct mix *mix = user;
+    (void)num_submitted;
     /* Not SILENT: that one would be waited for, for seconds. */
     if (mix->changes_faults && step % 8 == 0) {
         int32_t num_faults = FAKE_REDIS_NUM_FAULTS - FAKE_REDIS_HANG_UP;
@@ -134,7 +130,9 @@ static void after_step(void *user, struct imbrex_engine *engine, int32_t step)
 
 static void run_round(struct fixture *fixture, const struct mix *mix, struct imbrex_engine *engine)
 {
-    request_cases_run(fixture->cases, NUM_CASES, engine, after_step, (void *)(uintptr_t)mix);
+    const struct request_round round = {.after_step = after_step, .user = (void *)(uintptr_t)mix};
+    int32_t num_cases = mix->num_cases == 0 ? NUM_CASES : mix->num_cases;
+    (void)request_cases_run(fixture->bed.cases, num_cases, engine, &round);
 }
 
 static struct imbrex_engine_metrics run_mix(struct fixture *fixture, const struct mix *mix)
@@ -144,7 +142,7 @@ static struct imbrex_engine_metrics run_mix(struct fixture *fixture, const struc
     if (mix->fake_seed != 0) {
         assert_int_equal(device_fake_create(mix->fake_seed, &device, NULL), IMBREX_STATUS_OK);
     }
-    struct imbrex_engine *engine = create_engine(fixture->model, mix, device);
+    struct imbrex_engine *engine = create_engine(fixture->bed.model, mix, device);
     for (int32_t round = 0; round < mix->num_rounds; round++) {
         run_round(fixture, mix, engine);
     }
@@ -208,6 +206,7 @@ static void test_narrow(void **state)
                           .max_step_tokens = 48,
                           .fake_seed = seed,
                           .num_rounds = 2,
+                          .num_cases = NUM_SOME,
                           .num_host_blocks = KV_TIERS_MIN_SLOTS,
                           .has_disk = true,
                           .policy = policies[seed]};
@@ -242,21 +241,13 @@ static void test_forced_eviction(void **state)
 
 /* ---- restarts -------------------------------------------------------------------------------- */
 
+#define NUM_IDS 200 /* of the plain prompt: 12 whole blocks */
+
 /* The prompt alone; how many of its tokens were found, in *from_disk how many of them there. */
-static int32_t count_cached(struct imbrex_engine *engine, const int32_t *ids, int32_t num_ids,
-                            int32_t *from_host, int32_t *from_disk)
+static int32_t count_cached(struct imbrex_engine *engine, const int32_t *ids, int32_t *from_host,
+                            int32_t *from_disk)
 {
-    struct imbrex_request_options options = imbrex_request_options_default(engine->model);
-    struct imbrex_request *request;
-    struct imbrex_request_metrics metrics;
-    options.prompt_ids = ids;
-    options.num_prompt_ids = num_ids;
-    options.max_tokens = 1;
-    options.ignore_eos = true;
-    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
-    assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
-    imbrex_request_read_metrics(request, &metrics);
-    imbrex_request_destroy(request);
+    struct imbrex_request_metrics metrics = plain_prompt_run(engine, ids, NUM_IDS);
     *from_host = metrics.num_host_tokens;
     *from_disk = metrics.num_disk_tokens;
     return metrics.num_cached_tokens;
@@ -268,27 +259,25 @@ static void test_restart(void **state)
 {
     struct fixture *fixture = *state;
     const struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .has_disk = true};
-    int32_t ids[200], from_host, from_disk;
-    for (int32_t i = 0; i < 200; i++) {
-        ids[i] = 3 + 7 * i % 450;
-    }
+    int32_t ids[PLAIN_PROMPT_TOKENS], from_host, from_disk;
+    plain_prompt_fill(ids);
     fixture_empty_folder(FOLDER);
-    struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 0);
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    struct imbrex_engine *engine = create_engine(fixture->bed.model, &mix, NULL);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 0);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 192);
     assert_int_equal(from_host + from_disk, 0);
     imbrex_engine_destroy(engine);
 
-    engine = create_engine(fixture->model, &mix, NULL);
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    engine = create_engine(fixture->bed.model, &mix, NULL);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 192);
     assert_int_equal(from_disk, 192);
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 192);
     assert_int_equal(from_host + from_disk, 0);
     kv_cache_clear(engine->prefix.cache, 0);
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 192);
     assert_int_equal(from_host, 192); /* still in the slots they came through */
     ids[100]++;
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 96);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 96);
     imbrex_engine_destroy(engine);
 
     struct imbrex_engine_options options = imbrex_engine_options_default();
@@ -296,15 +285,15 @@ static void test_restart(void **state)
     options.kv_disk_bytes = DISK_BYTES;
     options.context_size = CONTEXT_SIZE;
     options.cpu_features = 0;
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, NULL),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &engine, NULL),
                      IMBREX_STATUS_OK);
     engine->tiers.patience_ns = INT64_MAX;
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 0);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 0);
     imbrex_engine_destroy(engine);
 
     /* What was there before is still. */
-    engine = create_engine(fixture->model, &mix, NULL);
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    engine = create_engine(fixture->bed.model, &mix, NULL);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 192);
     assert_int_equal(from_disk, 192);
     imbrex_engine_destroy(engine);
 }
@@ -354,14 +343,12 @@ static void test_idle(void **state)
     const struct mix mix = {
         .kv_cache_tokens = 4 * CONTEXT_SIZE, .num_host_blocks = 100, .policy = "predictive"};
     struct imbrex_engine_metrics metrics;
-    int32_t from_host, from_disk, ids[200];
-    for (int32_t i = 0; i < 200; i++) {
-        ids[i] = 3 + 7 * i % 450;
-    }
-    struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
+    int32_t from_host, from_disk, ids[PLAIN_PROMPT_TOKENS];
+    plain_prompt_fill(ids);
+    struct imbrex_engine *engine = create_engine(fixture->bed.model, &mix, NULL);
     struct kv_policy *policy = kv_cache_policy(engine->prefix.cache);
     struct kv_policy_functions functions = *policy->functions;
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 0);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 0);
     int32_t tail = 0;
     while (kv_cache_depth(engine->prefix.cache, tail) != 11) {
         tail++;
@@ -388,7 +375,7 @@ static void test_idle(void **state)
                 2 + (clock_now_ns() - begin_ns) / PREFETCH_PREDICTION_LIFE_NS);
     imbrex_engine_read_metrics(engine, &metrics);
     assert_int_equal(metrics.num_kv_ahead, 12);
-    assert_int_equal(count_cached(engine, ids, 200, &from_host, &from_disk), 192);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 192);
     assert_int_equal(from_host, 192);
     imbrex_engine_destroy(engine);
 }
@@ -413,21 +400,9 @@ static void write_secret(const char *path, const char *text)
 /* Of 200 tokens, those that were found; all must have come from the server, or none. */
 static int32_t count_remote(struct imbrex_engine *engine)
 {
-    struct imbrex_request_options options = imbrex_request_options_default(engine->model);
-    struct imbrex_request *request;
-    struct imbrex_request_metrics metrics;
-    int32_t ids[200];
-    for (int32_t i = 0; i < 200; i++) {
-        ids[i] = 3 + 7 * i % 450;
-    }
-    options.prompt_ids = ids;
-    options.num_prompt_ids = 200;
-    options.max_tokens = 1;
-    options.ignore_eos = true;
-    assert_int_equal(imbrex_request_submit(engine, &options, &request, NULL), IMBREX_STATUS_OK);
-    assert_int_equal(imbrex_request_wait(request, NULL), IMBREX_STATUS_OK);
-    imbrex_request_read_metrics(request, &metrics);
-    imbrex_request_destroy(request);
+    int32_t ids[PLAIN_PROMPT_TOKENS];
+    plain_prompt_fill(ids);
+    struct imbrex_request_metrics metrics = plain_prompt_run(engine, ids, NUM_IDS);
     assert_int_equal(metrics.num_remote_tokens, metrics.num_cached_tokens);
     return metrics.num_cached_tokens;
 }
@@ -440,13 +415,14 @@ static void test_remote(void **state)
     struct fixture *fixture = *state;
     skip_without_hiredis();
     struct fake_redis *redis = fake_redis_create();
-    const struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis};
+    const struct mix mix = {
+        .kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis, .kv_write = IMBREX_KV_WRITE_DEMOTED};
     struct mix with_secret = mix;
-    int32_t from_host, from_disk, ids[200];
+    int32_t from_host, from_disk, ids[PLAIN_PROMPT_TOKENS];
     write_secret(SECRET, "0123456789abcdef0123456789abcdef");
     write_secret(OTHER_SECRET, "0123456789abcdef0123456789abcdeF");
-    struct imbrex_engine *first = create_engine(fixture->model, &mix, NULL);
-    struct imbrex_engine *second = create_engine(fixture->model, &mix, NULL);
+    struct imbrex_engine *first = create_engine(fixture->bed.model, &mix, NULL);
+    struct imbrex_engine *second = create_engine(fixture->bed.model, &mix, NULL);
     assert_int_equal(count_remote(first), 0);
     kv_cache_clear(first->prefix.cache, 0);
     assert_int_equal(prefix_tiers_start(&first->tiers), IMBREX_STATUS_OK);
@@ -459,14 +435,14 @@ static void test_remote(void **state)
     imbrex_engine_destroy(second);
 
     with_secret.secret_path = SECRET;
-    first = create_engine(fixture->model, &with_secret, NULL);
+    first = create_engine(fixture->bed.model, &with_secret, NULL);
     assert_int_equal(count_remote(first), 0);
     imbrex_engine_destroy(first); /* sends what it has */
-    first = create_engine(fixture->model, &with_secret, NULL);
+    first = create_engine(fixture->bed.model, &with_secret, NULL);
     assert_int_equal(count_remote(first), 192);
     imbrex_engine_destroy(first);
     with_secret.secret_path = OTHER_SECRET;
-    first = create_engine(fixture->model, &with_secret, NULL);
+    first = create_engine(fixture->bed.model, &with_secret, NULL);
     assert_int_equal(count_remote(first), 0);
     imbrex_engine_destroy(first);
 
@@ -476,7 +452,7 @@ static void test_remote(void **state)
     options.kv_remote_url = url;
     options.context_size = CONTEXT_SIZE;
     options.cpu_features = 0;
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &first, NULL),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &first, NULL),
                      IMBREX_STATUS_OK);
     first->tiers.patience_ns = INT64_MAX;
     assert_int_equal(count_remote(first), 0);
@@ -485,20 +461,149 @@ static void test_remote(void **state)
     /* What comes from the server goes to the disk, and is found there when the server is gone. */
     const struct mix both = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis, .has_disk = true};
     fixture_empty_folder(FOLDER);
-    first = create_engine(fixture->model, &both, NULL);
+    first = create_engine(fixture->bed.model, &both, NULL);
     assert_int_equal(count_remote(first), 192);
     imbrex_engine_destroy(first);
     fake_redis_stop(redis, false);
-    first = create_engine(fixture->model, &both, NULL);
-    for (int32_t i = 0; i < 200; i++) {
-        ids[i] = 3 + 7 * i % 450;
-    }
-    assert_int_equal(count_cached(first, ids, 200, &from_host, &from_disk), 192);
+    first = create_engine(fixture->bed.model, &both, NULL);
+    plain_prompt_fill(ids);
+    assert_int_equal(count_cached(first, ids, &from_host, &from_disk), 192);
     assert_int_equal(from_disk, 192);
     imbrex_engine_destroy(first);
     fake_redis_destroy(redis);
     (void)unlink(SECRET);
     (void)unlink(OTHER_SECRET);
+}
+
+static void wait_for_values(struct fake_redis *redis, int32_t num_values)
+{
+    for (int32_t i = 0; fake_redis_num_values(redis) < num_values; i++) {
+        assert_true(i < 100000);
+        (void)usleep(1000);
+    }
+}
+
+/* Two engines and a server: nothing is evicted, and neither of them ends. Catches: blocks that
+ * others find only once their engine has no room for them; an engine with nothing to do that stops
+ * half-way; a server that is away when they are computed, or breaks, and never gets them; blocks
+ * written through that were to be written when they go. */
+static void test_write_through(void **state)
+{
+    struct fixture *fixture = *state;
+    skip_without_hiredis();
+    struct fake_redis *redis = fake_redis_create();
+    struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .redis = redis};
+    struct imbrex_engine_metrics metrics;
+    struct imbrex_engine *first = create_engine(fixture->bed.model, &mix, NULL);
+    struct imbrex_engine *second = create_engine(fixture->bed.model, &mix, NULL);
+    assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_remote(first), 0);
+    wait_for_values(redis, 12);
+    assert_int_equal(count_remote(second), 192);
+    imbrex_engine_read_metrics(first, &metrics);
+    assert_int_equal(metrics.num_kv_written, 12);
+    assert_int_equal(metrics.num_kv_demoted + metrics.num_kv_lost + metrics.num_kv_faults, 0);
+    imbrex_engine_destroy(first);
+    imbrex_engine_destroy(second);
+    assert_int_equal(fake_redis_count(redis, 'S'), 12); /* none of them twice */
+
+    /* Away while they are computed. */
+    fake_redis_stop(redis, false);
+    first = create_engine(fixture->bed.model, &mix, NULL);
+    assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_remote(first), 0);
+    fake_redis_go_on(redis);
+    wait_for_values(redis, 12);
+    imbrex_engine_destroy(first);
+
+    /* It breaks the connection in place of an answer: what was under way goes at the end. */
+    fake_redis_stop(redis, false);
+    fake_redis_go_on(redis);
+    first = create_engine(fixture->bed.model, &mix, NULL);
+    fake_redis_set_fault(redis, FAKE_REDIS_HANG_UP, 1);
+    assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_remote(first), 0);
+    do {
+        (void)usleep(1000);
+        imbrex_engine_read_metrics(first, &metrics);
+    } while (metrics.num_kv_faults == 0);
+    fake_redis_set_fault(redis, FAKE_REDIS_WELL, 1);
+    imbrex_engine_stop(first);
+    struct kv_tiers_metrics counted;
+    do {
+        (void)usleep(1000);
+        kv_tiers_update(first->tiers.tiers, 0);
+        kv_tiers_read_metrics(first->tiers.tiers, &counted);
+    } while (!counted.remote.is_up);
+    imbrex_engine_destroy(first);
+    assert_int_equal(fake_redis_num_values(redis), 12);
+
+    /* Not before they go. */
+    fake_redis_stop(redis, false);
+    fake_redis_go_on(redis);
+    mix.kv_write = IMBREX_KV_WRITE_DEMOTED;
+    first = create_engine(fixture->bed.model, &mix, NULL);
+    assert_int_equal(imbrex_engine_start(first, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_remote(first), 0);
+    imbrex_engine_read_metrics(first, &metrics);
+    assert_int_equal(metrics.num_kv_written, 0);
+    imbrex_engine_destroy(first);
+    assert_int_equal(fake_redis_num_values(redis), 12);
+    fake_redis_destroy(redis);
+}
+
+/* The files of a folder, to one that is made if need be. */
+static void copy_folder(const char *from, const char *to)
+{
+    DIR *folder = opendir(from);
+    const struct dirent *entry;
+    assert_non_null(folder);
+    (void)mkdir(to, 0700);
+    while ((entry = readdir(folder)) != NULL) {
+        char path[FIXTURE_PATH_BYTES];
+        size_t num_bytes;
+        if (entry->d_name[0] != '.') {
+            (void)snprintf(path, sizeof(path), "%s/%s", from, entry->d_name);
+            char *bytes = fixture_read(path, &num_bytes);
+            fixture_write_in(to, entry->d_name, bytes, num_bytes);
+            free(bytes);
+        }
+    }
+    (void)closedir(folder);
+}
+
+/* What a folder has before its engine ends is found by the next one. Catches: a process that is
+ * killed and loses all that it has not evicted. */
+static void test_write_through_disk(void **state)
+{
+    struct fixture *fixture = *state;
+    struct mix mix = {.kv_cache_tokens = 4 * CONTEXT_SIZE, .has_disk = true, .fake_seed = 3};
+    struct device *device;
+    int32_t ids[PLAIN_PROMPT_TOKENS], from_host, from_disk;
+    plain_prompt_fill(ids);
+    fixture_empty_folder(FOLDER);
+    fixture_empty_folder(COPY);
+    assert_int_equal(device_fake_create(mix.fake_seed, &device, NULL), IMBREX_STATUS_OK);
+    struct imbrex_engine *engine = create_engine(fixture->bed.model, &mix, device);
+    assert_int_equal(imbrex_engine_start(engine, NULL), IMBREX_STATUS_OK);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 0);
+    struct imbrex_engine_metrics metrics;
+    do {
+        (void)usleep(1000);
+        imbrex_engine_read_metrics(engine, &metrics);
+    } while (metrics.kv_disk_blocks < 12);
+    imbrex_engine_stop(engine);
+    assert_int_equal(metrics.num_kv_demoted, 0);
+    copy_folder(FOLDER, COPY); /* as it would be if the process ended here */
+    imbrex_engine_destroy(engine);
+
+    fixture_empty_folder(FOLDER);
+    copy_folder(COPY, FOLDER);
+    engine = create_engine(fixture->bed.model, &mix, NULL);
+    assert_int_equal(count_cached(engine, ids, &from_host, &from_disk), 192);
+    assert_int_equal(from_disk, 192);
+    imbrex_engine_destroy(engine);
+    fixture_empty_folder(COPY);
 }
 
 /* The whole mix over a server, with RAM, with a disk, with neither. Catches: bits that differ after
@@ -568,9 +673,10 @@ static void test_remote_faults(void **state)
     struct mix mix = {.kv_cache_tokens = 2 * CONTEXT_SIZE,
                       .max_running = 8,
                       .max_step_tokens = 64,
+                      .num_cases = NUM_SOME,
                       .redis = redis};
     struct imbrex_engine_metrics metrics;
-    struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
+    struct imbrex_engine *engine = create_engine(fixture->bed.model, &mix, NULL);
     run_round(fixture, &mix, engine);
     fixture->logged.num_lines = 0;
     fake_redis_set_error(redis, "MOVED 1 127.0.0.1:1", false);
@@ -634,11 +740,11 @@ static void test_damaged(void **state)
     uint64_t random = 17;
     struct imbrex_engine_metrics metrics;
     fixture_empty_folder(FOLDER);
-    struct imbrex_engine *engine = create_engine(fixture->model, &mix, NULL);
+    struct imbrex_engine *engine = create_engine(fixture->bed.model, &mix, NULL);
     run_round(fixture, &mix, engine);
     imbrex_engine_destroy(engine);
     damage_folder(&random);
-    engine = create_engine(fixture->model, &mix, NULL);
+    engine = create_engine(fixture->bed.model, &mix, NULL);
     int64_t begin_ns = clock_now_ns();
     fixture->logged.num_lines = 0;
     run_round(fixture, &mix, engine);
@@ -654,9 +760,20 @@ static void test_damaged(void **state)
     imbrex_engine_destroy(engine);
 }
 
-/* Copies of blocks fail now and then, and calls. Catches: a block that is used although its copy
- * failed, a pin or a slot that stays, a fork that goes on although the step that was to copy its
- * prompt's ids failed. */
+static void fail_copies(void *user, struct imbrex_engine *engine, int32_t step,
+                        int32_t num_submitted)
+{
+    struct device *device = user;
+    (void)engine, (void)num_submitted;
+    if (step % 5 == 0) {
+        device_fake_fail(device, step % 2 == 0 ? DEVICE_FAKE_FAULT_COPY : DEVICE_FAKE_FAULT_CALL,
+                         1 + step % 7, IMBREX_STATUS_IO);
+    }
+}
+
+/* Copies of blocks fail now and then, and calls: a copy of a step takes its requests with it.
+ * Catches: a block that is used although its copy failed, a pin or a slot that stays, a fork that
+ * goes on although the step that was to copy its prompt's ids failed. */
 static void test_failing_copies(void **state)
 {
     struct fixture *fixture = *state;
@@ -667,48 +784,38 @@ static void test_failing_copies(void **state)
                                 .num_host_blocks = 500};
         struct device *device;
         struct imbrex_engine_metrics metrics;
-        bool has_work = true;
-        int32_t num_failed = 0, num_good = 0;
+        int32_t num_failed = 0;
         assert_int_equal(device_fake_create(seed, &device, NULL), IMBREX_STATUS_OK);
-        struct imbrex_engine *engine = create_engine(fixture->model, &mix, device);
-        for (int32_t round = 0; round < 3; round++) {
-            int32_t num_submitted = 0;
-            has_work = true;
-            for (int32_t step = 1; has_work || num_submitted < NUM_CASES; step++) {
-                if (num_submitted < NUM_CASES) {
-                    request_case_reset(&fixture->cases[num_submitted]);
-                    assert_int_equal(request_case_submit(&fixture->cases[num_submitted], engine),
-                                     IMBREX_STATUS_OK);
-                    num_submitted++;
-                }
-                if (step % 5 == 0) {
-                    device_fake_fail(
-                        device, step % 2 == 0 ? DEVICE_FAKE_FAULT_COPY : DEVICE_FAKE_FAULT_CALL,
-                        1 + step % 7, IMBREX_STATUS_IO);
-                }
-                assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
-                assert_true(kv_cache_check(engine->prefix.cache));
-                assert_true(kv_tiers_check(engine->tiers.tiers));
-            }
+        struct imbrex_engine *engine = create_engine(fixture->bed.model, &mix, device);
+        const struct request_round round = {
+            .num_at_once = 1, .before_step = fail_copies, .user = device, .may_fail = true};
+        for (int32_t i = 0; i < 3; i++) {
+            num_failed += request_cases_run(fixture->bed.cases, NUM_SOME, engine, &round);
             device_fake_fail(device, DEVICE_FAKE_FAULT_COPY, 0, IMBREX_STATUS_OK);
             device_fake_fail(device, DEVICE_FAKE_FAULT_CALL, 0, IMBREX_STATUS_OK);
-            for (int32_t i = 0; i < NUM_CASES; i++) {
-                request_case_finish(&fixture->cases[i]);
-                /* A copy of a step that fails takes its requests with it. */
-                if (fixture->cases[i].mixed.status == IMBREX_STATUS_OK) {
-                    request_case_compare(&fixture->cases[i], i);
-                    num_good++;
-                } else {
-                    num_failed++;
-                }
-            }
         }
         imbrex_engine_read_metrics(engine, &metrics);
-        assert_true(num_good > 0 && num_failed > 0);
+        assert_true(num_failed > 0 && num_failed < 3 * NUM_SOME);
         assert_true(metrics.num_kv_faults > 0);
         assert_int_equal(metrics.kv_num_free, metrics.kv_num_blocks);
         imbrex_engine_destroy(engine);
         device_destroy(device);
+    }
+}
+
+struct canceller {
+    struct case_bed *bed;
+    uint64_t random;
+};
+
+static void cancel_some(void *user, struct imbrex_engine *engine, int32_t step,
+                        int32_t num_submitted)
+{
+    struct canceller *canceller = user;
+    (void)engine, (void)step;
+    for (int32_t i = 0; i < 3; i++) {
+        int32_t chosen = (int32_t)request_case_random(&canceller->random, (uint32_t)num_submitted);
+        imbrex_request_cancel(canceller->bed->cases[chosen].request);
     }
 }
 
@@ -724,35 +831,21 @@ static void test_cancel(void **state)
                                 .num_host_blocks = 64,
                                 .has_disk = true};
         struct device *device = NULL;
-        uint64_t random = 23;
-        bool has_work = true;
-        int32_t num_submitted = 0, num_cancelled = 0;
+        struct canceller canceller = {.bed = &fixture->bed, .random = 23};
+        int32_t num_cancelled = 0;
         fixture_empty_folder(FOLDER);
         if (seed != 0) {
             assert_int_equal(device_fake_create(seed, &device, NULL), IMBREX_STATUS_OK);
         }
-        struct imbrex_engine *engine = create_engine(fixture->model, &mix, device);
+        struct imbrex_engine *engine = create_engine(fixture->bed.model, &mix, device);
         run_round(fixture, &mix, engine);
         kv_cache_clear(engine->prefix.cache, 0);
-        while (has_work || num_submitted < NUM_CASES) {
-            for (int32_t i = 0; i < 6 && num_submitted < NUM_CASES; i++) {
-                request_case_reset(&fixture->cases[num_submitted]);
-                assert_int_equal(request_case_submit(&fixture->cases[num_submitted], engine),
-                                 IMBREX_STATUS_OK);
-                num_submitted++;
-            }
-            assert_int_equal(imbrex_engine_step(engine, &has_work, NULL), IMBREX_STATUS_OK);
-            assert_true(kv_tiers_check(engine->tiers.tiers));
-            for (int32_t i = 0; i < 3; i++) {
-                int32_t chosen = (int32_t)request_case_random(&random, (uint32_t)num_submitted);
-                imbrex_request_cancel(fixture->cases[chosen].request);
-            }
-        }
+        const struct request_round round = {
+            .num_at_once = 6, .after_step = cancel_some, .user = &canceller};
+        (void)request_cases_run(fixture->bed.cases, NUM_CASES, engine, &round);
         for (int32_t i = 0; i < NUM_CASES; i++) {
-            request_case_finish(&fixture->cases[i]);
-            request_case_compare(&fixture->cases[i], i);
-            num_cancelled +=
-                fixture->cases[i].mixed.choices[0].reason == IMBREX_FINISH_REASON_CANCELLED;
+            const struct request_record *record = &fixture->bed.cases[i].mixed;
+            num_cancelled += record->choices[0].reason == IMBREX_FINISH_REASON_CANCELLED;
         }
         assert_true(num_cancelled > 0 && (num_cancelled < NUM_CASES || TEST_SANITIZED));
         imbrex_engine_destroy(engine);
@@ -772,38 +865,40 @@ static void test_options(void **state)
     options.context_size = CONTEXT_SIZE;
     fixture_empty_folder(FOLDER);
     options.kv_host_bytes = KV_TIERS_MIN_SLOTS * BLOCK_BYTES - 1;
-    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+    assert_int_equal(imbrex_engine_plan(fixture->bed.model, &options, &plan, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "kv_host_bytes"));
     options.kv_host_bytes++;
-    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_engine_plan(fixture->bed.model, &options, &plan, &err),
+                     IMBREX_STATUS_OK);
     assert_int_equal(plan.kv_host_bytes, KV_TIERS_MIN_SLOTS * BLOCK_BYTES);
     options.kv_policy = "none";
-    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+    assert_int_equal(imbrex_engine_plan(fixture->bed.model, &options, &plan, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "kv_policy"));
     options.kv_policy = NULL;
     options.kv_disk_path = FOLDER;
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &engine, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "kv_disk_bytes"));
     options.kv_disk_bytes = 1 << 20;
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &engine, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "kv_disk_bytes"));
     options.kv_disk_bytes = DISK_BYTES;
     options.kv_host_bytes = 0;
-    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_engine_plan(fixture->bed.model, &options, &plan, &err),
+                     IMBREX_STATUS_OK);
     assert_true(plan.kv_host_bytes > 0);
     assert_int_equal(plan.kv_disk_bytes, DISK_BYTES);
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &engine, &err),
                      IMBREX_STATUS_OK);
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &second, &err),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &second, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, FOLDER));
     imbrex_engine_destroy(engine);
     options.kv_disk_path = "Makefile/none";
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &engine, &err),
                      IMBREX_STATUS_IO);
 }
 
@@ -818,39 +913,40 @@ static void test_remote_options(void **state)
     struct imbrex_engine_options options = imbrex_engine_options_default();
     options.context_size = CONTEXT_SIZE;
     options.kv_remote_secret_path = SECRET;
-    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+    assert_int_equal(imbrex_engine_plan(fixture->bed.model, &options, &plan, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "kv_remote_secret_path"));
     options.kv_remote_url = "redis://:hunter2@127.0.0.1:x";
-    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+    assert_int_equal(imbrex_engine_plan(fixture->bed.model, &options, &plan, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "kv_remote_url"));
     assert_null(strstr(err.message, "hunter2"));
     options.kv_remote_url = "redis://127.0.0.1:1";
     if (!kv_remote_link_is_built()) {
-        assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+        assert_int_equal(imbrex_engine_plan(fixture->bed.model, &options, &plan, &err),
                          IMBREX_STATUS_UNSUPPORTED);
         assert_non_null(strstr(err.message, "hiredis"));
         return;
     }
-    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err), IMBREX_STATUS_OK);
+    assert_int_equal(imbrex_engine_plan(fixture->bed.model, &options, &plan, &err),
+                     IMBREX_STATUS_OK);
     assert_true(plan.kv_host_bytes > 0);
     options.kv_policy = "none";
-    assert_int_equal(imbrex_engine_plan(fixture->model, &options, &plan, &err),
+    assert_int_equal(imbrex_engine_plan(fixture->bed.model, &options, &plan, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "kv_policy"));
     options.kv_policy = NULL;
     (void)unlink(SECRET);
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &engine, &err),
                      IMBREX_STATUS_NOT_FOUND);
     assert_non_null(strstr(err.message, SECRET));
     write_secret(SECRET, "0123456789abcdef0123456789abcde");
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &engine, &err),
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(err.message, "32 bytes"));
     write_secret(SECRET, "0123456789abcdef0123456789abcdef");
     /* No server is there: that is no reason to refuse. */
-    assert_int_equal(imbrex_engine_create(fixture->model, &options, &engine, &err),
+    assert_int_equal(imbrex_engine_create(fixture->bed.model, &options, &engine, &err),
                      IMBREX_STATUS_OK);
     imbrex_engine_destroy(engine);
     (void)unlink(SECRET);
@@ -865,6 +961,7 @@ int run_engine_tiers_tests(void)
         cmocka_unit_test(test_warm_mix),       cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_failing_copies), cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_idle),           cmocka_unit_test(test_remote),
+        cmocka_unit_test(test_write_through),  cmocka_unit_test(test_write_through_disk),
         cmocka_unit_test(test_remote_mix),     cmocka_unit_test(test_redis_mix),
         cmocka_unit_test(test_remote_faults),  cmocka_unit_test(test_remote_options),
     };

@@ -26,6 +26,7 @@ static void test_walk(void **state)
     assert_true(totals.num_preemptions > 0 && totals.num_forks > 0 && totals.num_cancelled > 0);
     assert_true(totals.num_found[KV_TIER_HOST] > 0 && totals.num_copy_faults > 0);
     assert_true(totals.num_failed_steps > 0 && totals.num_ahead > 0);
+    assert_true(totals.num_written > 0);
 }
 
 int run_tiers_walk_tests(void)

@@ -87,7 +87,7 @@ struct walk {
     int64_t tick_ns, patience_ns;
     int64_t hold_steps;
     const char *policy;
-    bool has_disk, has_remote;
+    bool has_disk, has_remote, writes_through;
 
     struct device *device;
     unsigned char *blocks; /* [num_blocks * BLOCK_BYTES] device memory */
@@ -284,6 +284,10 @@ static enum imbrex_status open_tiers(struct walk *walk, struct imbrex_error *err
                                               .head_dim = HEAD_DIM},
                             walk->num_groups);
     walk->tiers.max_layered_ns = walk->num_groups % 2 == 0 ? 1000 * walk->tick_ns : 0;
+    if (walk->writes_through) {
+        TRY(prefix_write_create(&walk->prefix, walk->tiers.tiers, walk->num_blocks,
+                                walk->tiers.block_ns, &walk->tiers.write, err));
+    }
     const struct kv_policy_functions *policy = kv_cache_policy(walk->prefix.cache)->functions;
     if (walk->prefetch_percent == 0 || policy->predict == NULL || policy->value == NULL) {
         return IMBREX_STATUS_OK;
@@ -412,6 +416,7 @@ static void count_life(struct walk *walk)
     prefix_prefetch_read_metrics(walk->tiers.prefetch, &ahead);
     totals->num_ahead += (int64_t)ahead.num_planned;
     totals->num_ahead_used += (int64_t)ahead.num_used;
+    totals->num_written += (int64_t)counted.num_written;
     totals->num_copy_faults += (int64_t)counted.num_copy_faults;
     totals->num_disk_faults += (int64_t)(counted.disk.num_damaged + counted.disk.num_read_faults +
                                          counted.disk.num_write_faults);
@@ -834,6 +839,7 @@ static void check_state(struct walk *walk)
     CHECK(walk, kv_pool_check(&walk->pool));
     CHECK(walk, kv_cache_check(walk->prefix.cache));
     CHECK(walk, kv_tiers_check(walk->tiers.tiers));
+    CHECK(walk, prefix_write_check(walk->tiers.write));
 }
 
 static void walk_step(struct walk *walk)
@@ -853,6 +859,7 @@ static void walk_step(struct walk *walk)
     } else if (!has_planned) {
         idle(walk);
     }
+    prefix_tiers_write(&walk->tiers);
     walk->step++;
     reap_requests(walk);
 }
@@ -947,6 +954,7 @@ static void draw_walk(struct walk *walk)
     walk->num_slots = KV_TIERS_MIN_SLOTS + random_in(walk, 0, 40);
     walk->has_disk = one_in(walk, 2);
     walk->has_remote = one_in(walk, 4) && kv_remote_link_is_built();
+    walk->writes_through = (walk->has_disk || walk->has_remote) && one_in(walk, 2);
     walk->arrival_odds = random_in(walk, 1, 12);
     walk->end_odds = one_in(walk, 3) ? 16 : 1000;
     walk->cancel_odds = random_in(walk, 20, 200);
@@ -1019,11 +1027,13 @@ void tiers_walk_print(const struct tiers_walk_totals *totals)
                   (long long)totals->num_held, 100 * totals->largest_share);
     print_message(
         "%lld blocks found, of them %lld from RAM, %lld from disk, %lld from a server; "
-        "%lld ahead, %lld of them used; %lld starts in layers, %lld rows spoilt\n",
+        "%lld ahead, %lld of them used; %lld written through; %lld starts in layers, %lld rows "
+        "spoilt\n",
         (long long)totals->num_found[KV_TIER_NONE], (long long)totals->num_found[KV_TIER_HOST],
         (long long)totals->num_found[KV_TIER_DISK], (long long)totals->num_found[KV_TIER_REMOTE],
         (long long)totals->num_ahead, (long long)totals->num_ahead_used,
-        (long long)totals->num_layered, (long long)totals->num_spoilt);
+        (long long)totals->num_written, (long long)totals->num_layered,
+        (long long)totals->num_spoilt);
     print_message("faults: %lld copies, %lld of the disk, %lld of a server, %lld allocations, "
                   "%lld crashes\n",
                   (long long)totals->num_copy_faults, (long long)totals->num_disk_faults,

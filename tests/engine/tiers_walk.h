@@ -40,7 +40,7 @@ struct tiers_walk_totals {
     int64_t num_steps, num_requests, num_cancelled, num_failed_steps, num_preemptions, num_forks;
     int64_t num_held;                /* steps in which the first request waited for its blocks */
     int64_t num_found[KV_NUM_TIERS]; /* blocks, by where they had been; NONE: the first tier */
-    int64_t num_ahead, num_ahead_used;
+    int64_t num_ahead, num_ahead_used, num_written;
     int64_t num_layered, num_spoilt; /* starts while blocks came up; rows for which they did not */
     int64_t num_copy_faults, num_disk_faults, num_remote_faults, num_refused; /* allocations */
     int64_t num_crashes;

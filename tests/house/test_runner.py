@@ -139,6 +139,16 @@ class Runner(unittest.TestCase):
         self.assertEqual(self.run_all("--parts", "unit", "--only", "unit")[1],
                          "2 passed, 1 failed, 0 skipped")
 
+    def test_some_parts(self):
+        """Catches parts that run though they are not among some, and one of the rest that cannot be
+        asked for by its name."""
+        self.add("unit", "case $1 in --list) echo one; echo two;; --threaded) echo two;;\n"
+                         "one) exit 1;; two) echo '2 passed, 0 failed';; *) exit 2; esac\n")
+        options = ("--parts", "unit", "--some", "threaded")
+        self.assertEqual(self.run_all(*options)[:2], (0, "2 passed, 0 failed, 0 skipped"))
+        self.assertEqual(self.run_all(*options, "--only", "unit.one")[1],
+                         "0 passed, 1 failed, 0 skipped")
+
     def test_only(self):
         """Catches a selection that runs everything, or a misspelt name that runs nothing."""
         self.add("one", "exit 0\n")

@@ -53,14 +53,14 @@ struct world {
     struct kv_tiers *tiers;
     struct faulty_files faulty;
     struct fake_redis *redis; /* NULL: no remote tier */
-    bool has_disk;
+    bool has_disk, writes_through;
     struct prompt *waiting[MAX_WAITING]; /* [num_waiting] in order */
     int32_t num_waiting;
     int64_t now_ns;
     uint64_t random;
     int64_t num_found, num_computed, num_cancelled;
-    uint64_t num_damaged; /* of all tiers, one after another */
-    int64_t num_remote;   /* blocks that came from there */
+    uint64_t num_damaged, num_written; /* of all tiers, one after another */
+    int64_t num_remote;                /* blocks that came from there */
 };
 
 static uint32_t random_below(struct world *world, uint32_t bound)
@@ -229,6 +229,10 @@ static void run_first(struct world *world)
     for (int32_t i = work.num_cached; i < DEPTH; i++) {
         (void)kv_cache_insert(world->cache, &prompt->kv, &prompt->keys[i],
                               prompt->ids + i * KV_BLOCK_SIZE, prompt->blocks[i], world->now_ns);
+        if (world->writes_through) {
+            (void)kv_tiers_write_through(world->tiers, &prompt->keys[i],
+                                         prompt->ids + i * KV_BLOCK_SIZE, prompt->blocks[i]);
+        }
     }
     kv_cache_finish(world->cache, &prompt->kv, world->now_ns);
     for (int32_t i = DEPTH - 1; i >= 0; i--) {
@@ -299,6 +303,7 @@ static void count_faults(struct world *world)
     kv_tiers_read_metrics(world->tiers, &metrics);
     world->num_damaged += metrics.disk.num_damaged + metrics.remote.num_damaged;
     world->num_remote += (int64_t)metrics.num_promoted[KV_TIER_REMOTE];
+    world->num_written += metrics.num_written;
 }
 
 /* Everything in the first tier goes down; then a restart. */
@@ -325,6 +330,7 @@ static void walk(uint64_t seed, bool has_faults)
     void *blocks;
     bool has_remote = seed >= FIRST_SEED_WITH_REMOTE;
     world.has_disk = !has_remote || seed % 2 == 1;
+    world.writes_through = seed % 3 != 0;
     world.redis = has_remote ? fake_redis_create() : NULL;
     faulty_files_init(&world.faulty);
     assert_int_equal(device_fake_create(seed, &world.device, NULL), IMBREX_STATUS_OK);
@@ -409,6 +415,7 @@ static void walk(uint64_t seed, bool has_faults)
     assert_int_equal(num_lines > 0, has_faults);
     assert_int_equal(world.num_remote > 0, has_remote);
     assert_int_equal(world.num_damaged > 0, has_faults);
+    assert_int_equal(world.num_written > 0, world.writes_through);
     /* One line a minute at most, each tier has its own minute, and the last word at its end. */
     assert_true(num_lines <= 2 * num_restarts + 1 + world.now_ns / 60000000000);
     while (world.num_waiting > 0) {
@@ -469,8 +476,9 @@ static void test_walk_with_remote(void **state)
 
 /* ---- moves alone ----------------------------------------------------------------------------- */
 
-/* Tiers of RAM alone, and blocks of a device to which they move. */
+/* Tiers of RAM, or with a disk too, and blocks of a device to which they move. */
 struct bed {
+    struct kv_folder folder;
     struct device *device;
     struct device_event *event;
     struct kv_tiers *tiers;
@@ -503,12 +511,19 @@ static bool bed_promote(struct bed *bed, int32_t key_idx, int32_t block_idx)
 }
 
 /* Blocks [0, num_filled) hold their numbers, and go down under keys of the same numbers. */
-static void bed_open(struct bed *bed, uint64_t seed, int32_t num_blocks, int32_t num_filled)
+static void bed_open(struct bed *bed, uint64_t seed, int32_t num_blocks, int32_t num_filled,
+                     bool has_disk)
 {
     struct kv_tiers_metrics metrics;
     static const struct log log;
     void *blocks;
-    *bed = (struct bed){0};
+    *bed = (struct bed){.folder = {.lock_fd = -1}};
+    if (has_disk) {
+        fixture_empty_folder(FOLDER);
+        assert_int_equal(kv_folder_open(FOLDER, &bed->folder, NULL), IMBREX_STATUS_OK);
+    }
+    const struct kv_disk_options disk = {
+        .folder = &bed->folder, .block_bytes = BLOCK_BYTES, .max_bytes = (size_t)64 << 20};
     assert_int_equal(device_fake_create(seed, &bed->device, NULL), IMBREX_STATUS_OK);
     assert_int_equal(device_event_create(bed->device, &bed->event, NULL), IMBREX_STATUS_OK);
     assert_int_equal(
@@ -519,6 +534,7 @@ static void bed_open(struct bed *bed, uint64_t seed, int32_t num_blocks, int32_t
                                              .blocks = bed->blocks,
                                              .block_bytes = BLOCK_BYTES,
                                              .host_bytes = (size_t)num_blocks * BLOCK_BYTES,
+                                             .disk = has_disk ? &disk : NULL,
                                              .log = &log};
     assert_int_equal(kv_tiers_create(&options, &bed->tiers, NULL), IMBREX_STATUS_OK);
     for (int32_t i = 0; i < num_filled; i++) {
@@ -535,6 +551,10 @@ static void bed_open(struct bed *bed, uint64_t seed, int32_t num_blocks, int32_t
 static void bed_close(struct bed *bed)
 {
     kv_tiers_destroy(bed->tiers);
+    if (bed->folder.path != NULL) {
+        kv_folder_close(&bed->folder);
+        fixture_empty_folder(FOLDER);
+    }
     device_event_destroy(bed->device, bed->event);
     device_free(bed->device, bed->blocks);
     device_destroy(bed->device);
@@ -563,7 +583,7 @@ static void test_many_at_once(void **state)
     struct bed bed;
     int32_t num_promoted = 0;
     (void)state;
-    bed_open(&bed, 5, NUM, NUM);
+    bed_open(&bed, 5, NUM, NUM, false);
     while (num_promoted < NUM && kv_tiers_can_promote(bed.tiers)) {
         assert_true(bed_promote(&bed, NUM - 1 - num_promoted, num_promoted));
         num_promoted++;
@@ -601,7 +621,7 @@ static void test_failed_exchange(void **state)
     for (uint64_t seed = 1; seed <= 20; seed++) {
         struct bed bed;
         bool is_done;
-        bed_open(&bed, seed, 64, NUM_EXCHANGED + 1);
+        bed_open(&bed, seed, 64, NUM_EXCHANGED + 1, false);
         device_fake_fail(bed.device, DEVICE_FAKE_FAULT_COPY, 1, IMBREX_STATUS_IO);
         assert_true(bed_promote(&bed, NUM_EXCHANGED, 60));
         assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
@@ -639,11 +659,116 @@ static void test_failed_exchange(void **state)
     }
 }
 
+/* A step writes over NUM_EXCHANGED blocks, or over none, and is waited for. */
+static void bed_step(struct bed *bed, unsigned char *blocks)
+{
+    assert_int_equal(kv_tiers_start(bed->tiers), IMBREX_STATUS_OK);
+    if (blocks != NULL) {
+        assert_int_equal(device_run_async(bed->device, DEVICE_STREAM_STEP, write_blocks, blocks),
+                         IMBREX_STATUS_OK);
+    }
+    assert_int_equal(device_event_record(bed->device, bed->event, DEVICE_STREAM_STEP),
+                     IMBREX_STATUS_OK);
+    assert_int_equal(device_event_synchronize(bed->device, bed->event), IMBREX_STATUS_OK);
+}
+
+/* Blocks that stay are copied down, and some of them go before that is done. Catches: a step that
+ * waits for copies from blocks that stay; one that writes over a block that has gone while it is
+ * still being copied; a block that is copied twice, or that the disk has not got. */
+static void test_write_through(void **state)
+{
+    int32_t num_overtaken = 0;
+    (void)state;
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        struct bed bed;
+        struct kv_tiers_metrics metrics;
+        bool goes = seed % 2 == 0;
+        bed_open(&bed, seed, 64, 0, true);
+        for (int32_t i = 0; i < NUM_EXCHANGED; i++) {
+            struct kv_key key = bed_key(&bed, i);
+            memset(bed_block(&bed, i), 10 + i, BLOCK_BYTES);
+            assert_true(kv_tiers_write_through(bed.tiers, &key, bed.ids, i));
+        }
+        assert_true(kv_tiers_check(bed.tiers));
+        bed_step(&bed, NULL);
+        num_overtaken += device_fake_num_pending(bed.device) > 0;
+        for (int32_t i = 0; goes && i < NUM_EXCHANGED; i++) {
+            bed_demote(&bed, i, i);
+        }
+        bed_step(&bed, goes ? bed.blocks : NULL);
+        while (kv_tiers_is_writing(bed.tiers) || kv_tiers_is_moving(bed.tiers)) {
+            kv_tiers_wait(bed.tiers, 1000000);
+            kv_tiers_update(bed.tiers, 0);
+        }
+        for (int32_t i = 0; !goes && i < NUM_EXCHANGED; i++) {
+            bed_demote(&bed, i, i);
+        }
+        bed_step(&bed, bed.blocks);
+        assert_false(kv_tiers_is_moving(bed.tiers));
+        kv_tiers_end_flush(bed.tiers);
+        kv_tiers_read_metrics(bed.tiers, &metrics);
+        assert_int_equal(metrics.num_written + metrics.num_demoted, NUM_EXCHANGED);
+        assert_int_equal(metrics.disk.num_blocks, NUM_EXCHANGED);
+        assert_true(goes || metrics.num_demoted == 0);
+        for (int32_t i = 0; i < NUM_EXCHANGED; i++) {
+            assert_true(bed_promote(&bed, i, FIRST_EXCHANGED + i));
+        }
+        assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
+        assert_int_equal(bed_wait(&bed, NUM_EXCHANGED), NUM_EXCHANGED);
+        for (int32_t i = 0; i < NUM_EXCHANGED; i++) {
+            assert_int_equal(bed_block(&bed, FIRST_EXCHANGED + i)[0], 10 + i);
+            assert_int_equal(bed_block(&bed, FIRST_EXCHANGED + i)[BLOCK_BYTES - 1], 10 + i);
+        }
+        assert_true(kv_tiers_check(bed.tiers));
+        bed_close(&bed);
+    }
+    assert_true(num_overtaken > 0);
+}
+
+/* Slots are full of what nothing below has as yet, or of what it has. Catches: blocks that stay
+ * pushing out others' only copies; more of RAM taken for them than they need. */
+static void test_write_through_room(void **state)
+{
+    enum { NUM = 32 };
+    struct bed bed;
+    struct kv_tiers_metrics metrics;
+    (void)state;
+    bed_open(&bed, 3, NUM, NUM - 1, true);
+    while (kv_tiers_is_writing(bed.tiers)) {
+        kv_tiers_update(bed.tiers, 0);
+    }
+    /* One slot is empty; of those that the disk has, the oldest one goes, and then the same one. */
+    for (int32_t i = 0; i < 2 * NUM; i++) {
+        struct kv_key key = bed_key(&bed, 100 + i);
+        assert_true(kv_tiers_write_through(bed.tiers, &key, bed.ids, i % NUM));
+        assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
+        do {
+            kv_tiers_update(bed.tiers, 0);
+        } while (kv_tiers_is_writing(bed.tiers) || kv_tiers_is_moving(bed.tiers));
+    }
+    for (int32_t i = 1; i < NUM - 1; i++) {
+        struct kv_key key = bed_key(&bed, i);
+        assert_int_equal(kv_tiers_look(bed.tiers, &key, bed.ids), KV_PLACE_HOST);
+    }
+    kv_tiers_read_metrics(bed.tiers, &metrics);
+    assert_int_equal(metrics.num_written, 2 * NUM);
+    assert_int_equal(metrics.num_lost, 0);
+    bed_close(&bed);
+
+    bed_open(&bed, 4, NUM, NUM, false);
+    struct kv_key key = bed_key(&bed, 100);
+    assert_true(kv_tiers_write_through(bed.tiers, &key, bed.ids, 0)); /* there is nothing below */
+    assert_int_equal(kv_tiers_look(bed.tiers, &key, bed.ids), KV_PLACE_NONE);
+    bed_close(&bed);
+}
+
 int run_kv_tiers_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_at_once),
         cmocka_unit_test(test_failed_exchange),
+        cmocka_unit_test(test_write_through),
+        cmocka_unit_test(test_write_through_room),
         cmocka_unit_test(test_walk),
         cmocka_unit_test(test_walk_with_faults),
         cmocka_unit_test(test_walk_with_remote),

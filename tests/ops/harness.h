@@ -8,6 +8,7 @@
  *   - on each path the machine has, with 1, 1 again, 2 and 5 threads: within the bound, then bit
  *     for bit the same
  *   - in two halves and row by row: bit for bit what the whole batch gave
+ * (of the reference with 1 and 5 threads and in halves alone: it takes a row at a time in any case)
  * and looks after each run whether anything beside the outputs was written. Inputs are read-only
  * while the op runs. */
 #ifndef IMBREX_TESTS_OPS_HARNESS_H

@@ -114,9 +114,11 @@ static struct imbrex_engine *create_engine(struct imbrex_model *model, const str
     return request_cases_engine(model, &options, device);
 }
 
-static void after_step(void *user, struct imbrex_engine *engine, int32_t step)
+static void after_step(void *user, struct imbrex_engine *engine, int32_t step,
+                       int32_t num_submitted)
 {
     struct run *run = user;
+    (void)num_submitted;
     if (run->mix->evict_every > 0 && step % run->mix->evict_every == 0) {
         int32_t num_blocks = (int32_t)request_case_random(&run->random, 60);
         kv_cache_make_room(engine->prefix.cache, engine->kv_pool.num_free + num_blocks, 0);
@@ -181,7 +183,8 @@ static void run_mix(struct imbrex_model *model, const struct mix *mix, int32_t p
     }
     struct imbrex_engine *engine = create_engine(model, mix, device, port);
     int64_t begin_ns = clock_now_ns();
-    request_cases_run(cases, num_cases, engine, after_step, &run);
+    const struct request_round round = {.after_step = after_step, .user = &run};
+    (void)request_cases_run(cases, num_cases, engine, &round);
     imbrex_engine_read_metrics(engine, &metrics);
     /* What comes up ahead may be on its way still. */
     assert_int_equal(kv_pool_num_available(&engine->kv_pool) + engine->kv_pool.num_pinned,

@@ -90,24 +90,30 @@ void ref_kv_store(enum kv_dtype dtype, const float *x, int32_t head_dim, struct 
 void ref_kv_load(enum kv_dtype dtype, struct kv_row row, int32_t head_dim, float *x)
 {
     const uint16_t *halves = (const uint16_t *)(void *)row.elements;
-    for (int32_t i = 0; i < head_dim; i++) {
-        switch (dtype) {
-        case KV_DTYPE_F32:
-            x[i] = ((const float *)(void *)row.elements)[i];
-            break;
-        case KV_DTYPE_F16:
+    switch (dtype) {
+    case KV_DTYPE_F32:
+        memcpy(x, row.elements, (size_t)head_dim * sizeof(float));
+        return;
+    case KV_DTYPE_F16:
+        for (int32_t i = 0; i < head_dim; i++) {
             x[i] = f16_to_float(halves[i]);
-            break;
-        case KV_DTYPE_BF16:
+        }
+        return;
+    case KV_DTYPE_BF16:
+        for (int32_t i = 0; i < head_dim; i++) {
             x[i] = bf16_to_float(halves[i]);
-            break;
-        case KV_DTYPE_INT8:
+        }
+        return;
+    case KV_DTYPE_INT8:
+        for (int32_t i = 0; i < head_dim; i++) {
             x[i] =
                 (float)(int8_t)row.elements[i] * bf16_to_float(row.scales[i / KV_GROUP_ELEMENTS]);
-            break;
-        default:
-            x[i] = fp8_to_float(row.elements[i]) * bf16_to_float(row.scales[i / KV_GROUP_ELEMENTS]);
-            break;
         }
+        return;
+    default:
+        for (int32_t i = 0; i < head_dim; i++) {
+            x[i] = fp8_to_float(row.elements[i]) * bf16_to_float(row.scales[i / KV_GROUP_ELEMENTS]);
+        }
+        return;
     }
 }
