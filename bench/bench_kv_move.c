@@ -349,6 +349,10 @@ static enum imbrex_status move(struct bench *bench, enum mode mode)
                  clock_now_ns());
     take_promotions(bench);
     TRY(move_pinned(bench, mode == MODE_PINNED));
+    if (mode == MODE_BUDGET) {
+        prefetch_set_block_ns(bench->planner,
+                              kv_tiers_block_ns(bench->tiers) * 100 / bench->percent);
+    }
     if (mode == MODE_FULL || mode == MODE_BUDGET || mode == MODE_BOTH) {
         int32_t most =
             mode == MODE_BUDGET ? PREFIX_PREFETCH_MAX_PROMOTIONS : NUM_TARGETS - NUM_CHECKED;
@@ -690,7 +694,8 @@ static int report(const struct bench *bench, const char *path, FILE *file)
                   "context", (int)bench->context, "steps_in_flight",
                   (int)executor_max_in_flight(bench->executor), "block_bytes",
                   (json_int_t)bench->block_bytes, "measured_block_ns", (json_int_t)bench->block_ns,
-                  "budget_percent", (int)bench->percent, "rounds", (int)bench->num_rounds);
+                  "learned_block_ns", (json_int_t)kv_tiers_block_ns(bench->tiers), "budget_percent",
+                  (int)bench->percent, "rounds", (int)bench->num_rounds);
     (void)json_object_update(root, shape);
     json_decref(shape);
     (void)json_object_set_new(root, "gpu", gpu);

@@ -42,6 +42,7 @@ struct prefix_prefetch {
     struct known_block *known; /* [max_known] a ring */
     struct key_table table;    /* hash of a key -> known */
     int32_t max_known, num_known, next_known;
+    int32_t percent;     /* of the link's time */
     int32_t max_fetched; /* blocks of all paths that the host tier is to have: they are never
                           * fetched in each other's place */
     bool *is_ahead;      /* [num_blocks] was brought up, or is coming, and nobody has used it */
@@ -75,6 +76,7 @@ enum imbrex_status prefix_prefetch_create(const struct prefix_prefetch_options *
     created->cache = cache;
     created->tiers = tiers;
     created->max_known = options->max_known;
+    created->percent = options->percent;
     kv_tiers_read_metrics(tiers, &metrics);
     created->max_fetched = (int32_t)(metrics.max_host_blocks / 2);
     created->predicted_ns = -1;
@@ -364,6 +366,10 @@ void prefix_prefetch_look(struct prefix_prefetch *prefetch)
     bool may_promote = true;
     if (prefetch == NULL) {
         return;
+    }
+    int64_t block_ns = kv_tiers_block_ns(prefetch->tiers);
+    if (block_ns > 0) {
+        prefetch_set_block_ns(prefetch->planner, block_ns * 100 / prefetch->percent);
     }
     renew_paths(prefetch, prefetch->cache->now_ns);
     int32_t num_left = prefetch->max_fetched;

@@ -10,7 +10,8 @@
  *              from below a few are fetched at a time
  *   used, lost what came of it pays for the next ones
  *
- * The planner's link is the measured one, of which predictions may take a share. */
+ * The planner's link is as fast as it was lately (kv_tiers_block_ns), and predictions may take a
+ * share of its time. */
 #ifndef IMBREX_ENGINE_PREFIX_PREFETCH_H
 #define IMBREX_ENGINE_PREFIX_PREFETCH_H
 
@@ -26,7 +27,7 @@
 struct prefix_prefetch_options {
     int32_t num_blocks; /* of the first tier */
     int32_t max_known;  /* blocks below it that are remembered; >= 1 */
-    int64_t block_ns;   /* to bring one up over the whole link; > 0 */
+    int64_t block_ns;   /* to bring one up over the whole link, until the tiers know; > 0 */
     int32_t percent;    /* of the link's time, 1..100 */
 };
 

@@ -540,6 +540,8 @@ void prefix_tiers_look(struct prefix_tiers *tiers, struct scheduler *scheduler)
 {
     kv_tiers_update(tiers->tiers, tiers->cache->now_ns);
     take_promotions(tiers, scheduler);
+    int64_t block_ns = kv_tiers_block_ns(tiers->tiers);
+    tiers->block_ns = block_ns > 0 ? block_ns : tiers->block_ns;
     if (scheduler->first_waiting == NULL && tiers->prefetch == NULL &&
         !kv_tiers_is_moving(tiers->tiers)) {
         return;

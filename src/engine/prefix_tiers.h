@@ -45,7 +45,7 @@ struct prefix_tiers {
     struct prefix_write *write;       /* NULL: nothing goes down before it is demoted */
     enum kv_tier
         *origins;     /* [num_blocks] of the pool: where it was promoted from, until it is used */
-    int64_t block_ns; /* to bring a block up from the host tier, as measured at first */
+    int64_t block_ns; /* to bring a block up from the host tier, as it was lately */
     int64_t token_ns; /* to compute a token of a prompt, as it was lately; 0: unknown yet */
     int64_t held_since_ns; /* the head of the queue, without a break; 0: it is not held */
     int64_t patience_ns;   /* how long a request waits for its blocks; 0: by token_ns */

@@ -106,7 +106,10 @@ void prefix_write_look(struct prefix_write *write)
     if (write == NULL) {
         return;
     }
-    int64_t now_ns = write->cache->now_ns;
+    int64_t now_ns = write->cache->now_ns, block_ns = kv_tiers_block_ns(write->tiers);
+    if (block_ns > 0) {
+        write->share_ns = block_ns * 100 / PREFIX_WRITE_PERCENT;
+    }
     int32_t num_given = give(write, now_ns);
     /* What fails here fails again before the next step, which says so. */
     if (num_given > 0 && kv_tiers_start(write->tiers) != IMBREX_STATUS_OK) {

@@ -20,7 +20,8 @@
 
 struct prefix_write;
 
-/* cache and tiers outlive it. num_blocks: of the first tier. block_ns: to copy one; > 0. */
+/* cache and tiers outlive it. num_blocks: of the first tier. block_ns: to copy one, until
+ * the tiers know; > 0. */
 enum imbrex_status prefix_write_create(struct prefix_cache *cache, struct kv_tiers *tiers,
                                        int32_t num_blocks, int64_t block_ns,
                                        struct prefix_write **write, struct imbrex_error *err);

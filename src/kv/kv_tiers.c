@@ -18,7 +18,15 @@
  * link busy until the next look has seen that it is done, 10 ms of 1,000 blocks of 512 KiB. */
 #define NUM_BATCHES 16
 #define MAX_MOVES 64 /* of one batch */
-#define NUM_MEASURED 16
+#define NUM_MEASURED 32
+/* What is given behind a full batch is timed, from so many blocks on: the stream has it before that
+ * one is done, so what is timed is the link. */
+#define MIN_TIMED 8
+/* The rate is that of the last moves: so many blocks. What was timed once counts for a quarter, and
+ * as four times what was known, at most: a machine may have been busy with something else. */
+#define MAX_LEARNED 1024
+#define MAX_LEARNED_WEIGHT 0.25
+#define MAX_LEARNED_FACTOR 4
 /* Blocks that are copied down, saved and sent at once although the first tier keeps them: as many
  * as a disk's and a server's jobs. */
 #define MAX_WRITING 64
@@ -89,9 +97,14 @@ struct kv_tiers {
     struct device_event *slice_events[KV_TIERS_MAX_SLICES - 1]; /* behind all slices but the last */
     size_t slice_ends[KV_TIERS_MAX_SLICES];                     /* [num_slices] bytes in a block */
     int32_t num_slices;
-    uint64_t look;       /* number of the look, from 1 on */
-    struct slot *slots;  /* [num_slots] what kv_host does not know of them */
-    int32_t num_writing; /* slots whose `early` is WRITING */
+    double block_ns;                      /* see kv_tiers_block_ns; 0: not known */
+    int32_t num_learned;                  /* blocks that it stands for */
+    struct device_event *timed_events[2]; /* before and behind what is timed */
+    const struct batch *timed;            /* the last of these batches in; NULL: nothing is */
+    int32_t num_timed;                    /* blocks */
+    uint64_t look;                        /* number of the look, from 1 on */
+    struct slot *slots;                   /* [num_slots] what kv_host does not know of them */
+    int32_t num_writing;                  /* slots whose `early` is WRITING */
     struct block_links unsaved_links, unsent_links;
     struct block_list unsaved;    /* slots that the disk does not have, the oldest first */
     struct block_list unsent;     /* the same, of the remote */
@@ -541,6 +554,34 @@ static struct batch *open_out(struct kv_tiers *tiers)
     return batch;
 }
 
+/* What was timed has come up. */
+static void learn(struct kv_tiers *tiers)
+{
+    int64_t elapsed_ns = 0;
+    tiers->timed = NULL;
+    if (device_event_elapsed(tiers->device, tiers->timed_events[0], tiers->timed_events[1],
+                             &elapsed_ns) != IMBREX_STATUS_OK ||
+        elapsed_ns <= 0) {
+        return;
+    }
+    double seen_ns = (double)elapsed_ns / tiers->num_timed;
+    if (tiers->num_learned > 0) {
+        double max_ns = tiers->block_ns * MAX_LEARNED_FACTOR;
+        double min_ns = tiers->block_ns / MAX_LEARNED_FACTOR;
+        seen_ns = seen_ns > max_ns ? max_ns : seen_ns < min_ns ? min_ns : seen_ns;
+    }
+    int32_t num_learned = tiers->num_learned + tiers->num_timed;
+    tiers->num_learned = num_learned < MAX_LEARNED ? num_learned : MAX_LEARNED;
+    double weight = (double)tiers->num_timed / tiers->num_learned;
+    double max_weight = num_learned > MAX_LEARNED ? MAX_LEARNED_WEIGHT : 1;
+    tiers->block_ns += (seen_ns - tiers->block_ns) * (weight < max_weight ? weight : max_weight);
+}
+
+int64_t kv_tiers_block_ns(const struct kv_tiers *tiers)
+{
+    return tiers->block_ns > 1 || tiers->num_learned == 0 ? (int64_t)tiers->block_ns : 1;
+}
+
 /* Where a slice is not given, or its event not recorded, whoever waits for it reads anything: poll
  * says that the batch has failed. */
 static void give_batch(struct kv_tiers *tiers, struct batch *batch)
@@ -565,13 +606,36 @@ static void give_batch(struct kv_tiers *tiers, struct batch *batch)
     }
 }
 
+/* Whether the event, before or behind what is timed, is in the stream now. */
+static bool record_timed(struct kv_tiers *tiers, int32_t which)
+{
+    return device_event_record(tiers->device, tiers->timed_events[which], tiers->in.stream) ==
+           IMBREX_STATUS_OK;
+}
+
 static void give_in(struct kv_tiers *tiers)
 {
+    const struct batch *last = NULL;
+    bool is_timing = false;
+    int32_t num_timed = 0;
     for (int32_t i = 0; i < tiers->in.num_batches; i++) {
         struct batch *batch = batch_at(&tiers->in, i);
-        if (!batch->is_given) {
-            give_batch(tiers, batch);
+        if (batch->is_given) {
+            continue;
         }
+        give_batch(tiers, batch);
+        if (is_timing) {
+            last = batch;
+            num_timed += batch->num_moves;
+            is_timing = !batch->is_sliced && !batch->is_failed;
+        } else if (last == NULL && tiers->timed == NULL && !batch->is_sliced &&
+                   batch->num_moves == MAX_MOVES) {
+            is_timing = record_timed(tiers, 0);
+        }
+    }
+    if (is_timing && num_timed >= MIN_TIMED && record_timed(tiers, 1)) {
+        tiers->timed = last;
+        tiers->num_timed = num_timed;
     }
 }
 
@@ -923,7 +987,11 @@ bool kv_tiers_poll(struct kv_tiers *tiers, struct kv_promotion *promotion)
         }
         batch->is_failed |= status != IMBREX_STATUS_OK;
         if (batch->is_failed) {
+            tiers->timed = NULL;
             uncover_out(tiers);
+        }
+        if (tiers->timed == batch) {
+            learn(tiers);
         }
     }
     const struct move *move = &batch->moves[batch->num_told];
@@ -1115,6 +1183,9 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
     for (int32_t i = 0; i < KV_TIERS_MAX_SLICES - 1; i++) {
         TRY_OR_FAIL(device_event_create(created->device, &created->slice_events[i], err));
     }
+    for (int32_t i = 0; i < 2; i++) {
+        TRY_OR_FAIL(device_event_create_timed(created->device, &created->timed_events[i], err));
+    }
     if (has_disk) {
         TRY_OR_FAIL(kv_disk_open(options->disk, &created->disk, err));
     }
@@ -1154,6 +1225,9 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
     for (int32_t i = 0; i < KV_TIERS_MAX_SLICES - 1; i++) {
         device_event_destroy(tiers->device, tiers->slice_events[i]);
     }
+    for (int32_t i = 0; i < 2; i++) {
+        device_event_destroy(tiers->device, tiers->timed_events[i]);
+    }
     kv_host_destroy(&tiers->host);
     free(tiers->sliced_moves);
     free(tiers->slots);
@@ -1164,45 +1238,62 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
     free(tiers);
 }
 
-/* Blocks cut at `ends`, one slice of all behind the other. */
-static enum imbrex_status measure(struct kv_tiers *tiers, int32_t num_blocks, const size_t *ends,
-                                  int32_t num_slices, int64_t *block_ns)
+/* Gives the first num_copies blocks, cut at `ends`: one slice of all of them behind the other. */
+static enum imbrex_status give_measured(struct kv_tiers *tiers, int32_t num_copies,
+                                        const size_t *ends, int32_t num_slices)
 {
     struct device_copy copies[NUM_MEASURED];
-    struct device_event *event = tiers->in.batches[0].event;
+    for (int32_t slice = 0; slice < num_slices; slice++) {
+        size_t begin = slice > 0 ? ends[slice - 1] : 0;
+        for (int32_t i = 0; i < num_copies; i++) {
+            copies[i] = (struct device_copy){
+                .destination = tiers->blocks + (size_t)i * tiers->host.block_bytes + begin,
+                .source = kv_host_block(&tiers->host, i) + begin,
+                .num_bytes = ends[slice] - begin};
+        }
+        TRY(device_copy_batch_async(tiers->device, tiers->in.stream, copies, num_copies));
+    }
+    return IMBREX_STATUS_OK;
+}
+
+/* What is timed comes behind as much again, so that the stream has it before its turn comes. */
+static enum imbrex_status measure(struct kv_tiers *tiers, int32_t num_blocks, const size_t *ends,
+                                  int32_t num_slices, int64_t *block_ns, int32_t *num_measured)
+{
+    struct device_event *const *events = tiers->timed_events;
     int32_t num_copies = num_blocks < tiers->host.num_slots ? num_blocks : tiers->host.num_slots;
     num_copies = num_copies < NUM_MEASURED ? num_copies : NUM_MEASURED;
     int64_t best_ns = INT64_MAX;
-    for (int32_t round = 0; round < 2; round++) { /* the first one touches the memory */
-        int64_t begin_ns = clock_now_ns();
-        for (int32_t slice = 0; slice < num_slices; slice++) {
-            size_t begin = slice > 0 ? ends[slice - 1] : 0;
-            for (int32_t i = 0; i < num_copies; i++) {
-                copies[i] = (struct device_copy){
-                    .destination = tiers->blocks + (size_t)i * tiers->host.block_bytes + begin,
-                    .source = kv_host_block(&tiers->host, i) + begin,
-                    .num_bytes = ends[slice] - begin};
-            }
-            TRY(device_copy_batch_async(tiers->device, tiers->in.stream, copies, num_copies));
-        }
-        TRY(device_event_record(tiers->device, event, tiers->in.stream));
-        TRY(device_event_synchronize(tiers->device, event));
-        int64_t round_ns = clock_now_ns() - begin_ns;
+    for (int32_t round = 0; round < 2; round++) {
+        int64_t begin_ns = clock_now_ns(), elapsed_ns;
+        TRY(give_measured(tiers, num_copies, ends, num_slices));
+        TRY(device_event_record(tiers->device, events[0], tiers->in.stream));
+        TRY(give_measured(tiers, num_copies, ends, num_slices));
+        TRY(device_event_record(tiers->device, events[1], tiers->in.stream));
+        TRY(device_event_synchronize(tiers->device, events[1]));
+        int64_t round_ns = (clock_now_ns() - begin_ns) / 2;
+        TRY(device_event_elapsed(tiers->device, events[0], events[1], &elapsed_ns));
+        round_ns = elapsed_ns > 0 ? elapsed_ns : round_ns; /* not all devices have a clock */
         best_ns = round_ns < best_ns ? round_ns : best_ns;
     }
     *block_ns = best_ns > num_copies ? best_ns / num_copies : 1;
+    *num_measured = num_copies;
     return IMBREX_STATUS_OK;
 }
 
 enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, int64_t *block_ns)
 {
-    return measure(tiers, num_blocks, &tiers->host.block_bytes, 1, block_ns);
+    TRY(measure(tiers, num_blocks, &tiers->host.block_bytes, 1, block_ns, &tiers->num_learned));
+    tiers->block_ns = (double)*block_ns;
+    return IMBREX_STATUS_OK;
 }
 
 enum imbrex_status kv_tiers_measure_sliced(struct kv_tiers *tiers, int32_t num_blocks,
                                            int64_t *block_ns)
 {
-    return measure(tiers, num_blocks, tiers->slice_ends, tiers->num_slices, block_ns);
+    int32_t num_measured;
+    return measure(tiers, num_blocks, tiers->slice_ends, tiers->num_slices, block_ns,
+                   &num_measured);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */

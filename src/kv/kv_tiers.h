@@ -99,7 +99,11 @@ void kv_tiers_destroy(struct kv_tiers *tiers);
 /* How long a block takes from a slot to the device, one behind the other: copies whatever slots
  * hold into the first ones of num_blocks, so before anything else, and waits. */
 enum imbrex_status kv_tiers_measure(struct kv_tiers *tiers, int32_t num_blocks, int64_t *block_ns);
-/* The same in slices; num_slices >= 2. */
+/* The same as it was lately: of the last thousand blocks or so that came up while the link had more
+ * to do, or as measured at first; a few percent in use of many, whatever else the link carries. 0:
+ * nothing is known. */
+int64_t kv_tiers_block_ns(const struct kv_tiers *tiers);
+/* As kv_tiers_measure, in slices; num_slices >= 2. It is not learned. */
 enum imbrex_status kv_tiers_measure_sliced(struct kv_tiers *tiers, int32_t num_blocks,
                                            int64_t *block_ns);
 

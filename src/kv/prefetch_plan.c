@@ -74,6 +74,12 @@ void prefetch_planner_destroy(struct prefetch_planner *planner)
     }
 }
 
+void prefetch_set_block_ns(struct prefetch_planner *planner, int64_t block_ns)
+{
+    assert(block_ns > 0);
+    planner->options.block_ns = block_ns;
+}
+
 static bool are_ordered(const struct prefetch_request *requests, int32_t num_requests,
                         const struct prefetch_victim *victims, int32_t num_victims)
 {

@@ -84,6 +84,9 @@ enum imbrex_status prefetch_planner_create(const struct prefetch_options *option
 /* NULL does nothing. */
 void prefetch_planner_destroy(struct prefetch_planner *planner);
 
+/* From now on a move takes so long; > 0. */
+void prefetch_set_block_ns(struct prefetch_planner *planner, int64_t block_ns);
+
 /* The next moves: at most max_steps into steps, in order. requests and victims are in the orders
  * said above: INVALID_ARGUMENT if places or values are not. What is followed already is not planned
  * again. Allocates nothing. */

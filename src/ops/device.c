@@ -216,7 +216,14 @@ enum imbrex_status device_event_create(struct device *device, struct device_even
                                        struct imbrex_error *err)
 {
     TRY(check_usable(device, err));
-    return keep(device, device->functions->event_create(device, event, err));
+    return keep(device, device->functions->event_create(device, false, event, err));
+}
+
+enum imbrex_status device_event_create_timed(struct device *device, struct device_event **event,
+                                             struct imbrex_error *err)
+{
+    TRY(check_usable(device, err));
+    return keep(device, device->functions->event_create(device, true, event, err));
 }
 
 void device_event_destroy(struct device *device, struct device_event *event)
@@ -256,6 +263,14 @@ enum imbrex_status device_event_synchronize(struct device *device, struct device
     assert(event != NULL);
     TRY_USABLE(device);
     return keep(device, device->functions->event_synchronize(device, event));
+}
+
+enum imbrex_status device_event_elapsed(struct device *device, const struct device_event *begin,
+                                        const struct device_event *end, int64_t *elapsed_ns)
+{
+    assert(begin != NULL && end != NULL);
+    TRY_USABLE(device);
+    return keep(device, device->functions->event_elapsed(device, begin, end, elapsed_ns));
 }
 
 enum imbrex_status device_graph_capture(struct device *device, device_work_fn *work, void *arg,

@@ -74,8 +74,8 @@ struct device_functions {
                                            const struct device_copy *copies, int32_t num_copies);
     enum imbrex_status (*run_async)(struct device *device, enum device_stream stream,
                                     device_work_fn *work, void *arg);
-    enum imbrex_status (*event_create)(struct device *device, struct device_event **event,
-                                       struct imbrex_error *err);
+    enum imbrex_status (*event_create)(struct device *device, bool is_timed,
+                                       struct device_event **event, struct imbrex_error *err);
     void (*event_destroy)(struct device *device, struct device_event *event);
     enum imbrex_status (*event_record)(struct device *device, struct device_event *event,
                                        enum device_stream stream);
@@ -84,6 +84,8 @@ struct device_functions {
     enum imbrex_status (*event_query)(struct device *device, struct device_event *event,
                                       bool *is_done);
     enum imbrex_status (*event_synchronize)(struct device *device, struct device_event *event);
+    enum imbrex_status (*event_elapsed)(struct device *device, const struct device_event *begin,
+                                        const struct device_event *end, int64_t *elapsed_ns);
     enum imbrex_status (*graph_capture)(struct device *device, device_work_fn *work, void *arg,
                                         struct device_graph **graph, struct imbrex_error *err);
     enum imbrex_status (*graph_launch)(struct device *device, enum device_stream stream,
@@ -164,6 +166,9 @@ enum imbrex_status device_run_async(struct device *device, enum device_stream st
 
 enum imbrex_status device_event_create(struct device *device, struct device_event **event,
                                        struct imbrex_error *err);
+/* The same, of which device_event_elapsed can ask; it costs the device a little more. */
+enum imbrex_status device_event_create_timed(struct device *device, struct device_event **event,
+                                             struct imbrex_error *err);
 void device_event_destroy(struct device *device, struct device_event *event);
 /* Puts the event behind all that the stream was given so far. An event can be recorded again; it
  * then forgets where it was. One that was never recorded counts as done. */
@@ -179,6 +184,9 @@ enum imbrex_status device_event_query(struct device *device, struct device_event
                                       bool *is_done);
 /* Waits for the event on the host; status as device_event_query. */
 enum imbrex_status device_event_synchronize(struct device *device, struct device_event *event);
+/* How long the stream took from one timed event to another one: both recorded there, and done. */
+enum imbrex_status device_event_elapsed(struct device *device, const struct device_event *begin,
+                                        const struct device_event *end, int64_t *elapsed_ns);
 
 /* Calls work once to capture what it issues; each launch gives the same to a stream, with arg's
  * contents as they are by then. A host device calls nothing yet, and a launch is device_run_async.

@@ -553,6 +553,17 @@ static CUresult fake_event_synchronize(CUevent event)
     return CUDA_SUCCESS;
 }
 
+/* 100 ns more with each call. */
+static CUresult fake_event_elapsed_time(float *elapsed_ms, CUevent begin, CUevent end)
+{
+    (void)begin;
+    (void)end;
+    FAIL_IF_TOLD();
+    fake.num_elapsed++;
+    *elapsed_ms = 1e-4f * (float)fake.num_elapsed;
+    return CUDA_SUCCESS;
+}
+
 static CUresult fake_graph_instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
     (void)graph;

@@ -40,7 +40,7 @@ struct fake_driver {
     int num_retained, num_pushed, num_libraries, num_loads, num_encoded, num_launches;
     /* Given and not given back. */
     int num_allocated, num_registered, num_streams, num_events, num_graphs, num_execs;
-    int num_copies, num_synchronized;
+    int num_copies, num_synchronized, num_elapsed;
     size_t max_allocated; /* bytes; 0: no limit */
     CUstreamCaptureMode capture_mode;
     CUlaunchConfig config; /* of the last launch; its attrs point to `attributes` */

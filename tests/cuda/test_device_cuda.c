@@ -79,12 +79,15 @@ static enum imbrex_status use(struct device *device, struct holding *holding,
     TRY(device_copy_batch_async(device, DEVICE_STREAM_STEP, copies, 1));
     TRY(device_run_async(device, DEVICE_STREAM_STEP, count_call, &count));
     assert_int_equal(count, 1);
-    TRY(device_event_create(device, &holding->event, err));
+    TRY(device_event_create_timed(device, &holding->event, err));
     TRY(device_event_record(device, holding->event, DEVICE_STREAM_STEP));
     TRY(device_event_wait(device, holding->event, DEVICE_STREAM_KV_OUT));
     TRY(device_event_query(device, holding->event, &is_done));
     assert_true(is_done);
     TRY(device_event_synchronize(device, holding->event));
+    int64_t elapsed_ns = 0;
+    TRY(device_event_elapsed(device, holding->event, holding->event, &elapsed_ns));
+    assert_in_range(elapsed_ns, 99, 100 * 10000); /* the fake driver's first answer is 100 */
     TRY(device_graph_capture(device, count_call, &count, &holding->graph, err));
     assert_int_equal(count, 2);
     return device_graph_launch(device, DEVICE_STREAM_STEP, holding->graph);

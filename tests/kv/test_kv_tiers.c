@@ -10,6 +10,7 @@
 
 #include "kv/kv_cache.h"
 #include "kv/kv_remote_link.h"
+#include "kv/prefetch_plan.h"
 #include "ops/fake/device_fake.h"
 #include "tests/base/fixture.h"
 #include "tests/kv/fake_redis.h"
@@ -762,16 +763,91 @@ static void test_write_through_room(void **state)
     bed_close(&bed);
 }
 
+/* What a planner with half the link uses of it in half a second of steps, each of a millisecond. */
+static double use_link(struct bed *bed, struct prefetch_planner *planner, int64_t *now_ns)
+{
+    enum { NUM_KEYS = 500, NUM_TIMED_STEPS = 500 };
+    int64_t begin_ns = device_fake_time(bed->device, DEVICE_STREAM_KV_IN), next = 0;
+    for (int32_t i = 0; i < NUM_TIMED_STEPS; i++, *now_ns += 1000000) {
+        int32_t num_promoted = 0, num_steps = 1;
+        prefetch_set_block_ns(planner, 2 * kv_tiers_block_ns(bed->tiers));
+        for (;; num_promoted++, next++) {
+            struct prefetch_step step;
+            struct kv_key key = bed_key(bed, (int32_t)(next % NUM_KEYS));
+            const struct prefetch_request request = {
+                .needed_ns = INT64_MAX, .keys = &key.words[0], .num_keys = 1};
+            assert_int_equal(
+                prefetch_plan(planner, *now_ns, &request, 1, NULL, 0, 1, &step, 1, &num_steps),
+                IMBREX_STATUS_OK);
+            if (num_steps == 0) {
+                break;
+            }
+            prefetch_used(planner, key.words[0]);
+            assert_true(bed_promote(bed, (int32_t)(next % NUM_KEYS), num_promoted));
+        }
+        assert_int_equal(kv_tiers_start(bed->tiers), IMBREX_STATUS_OK);
+        assert_int_equal(bed_wait(bed, num_promoted), num_promoted);
+    }
+    return (double)(device_fake_time(bed->device, DEVICE_STREAM_KV_IN) - begin_ns) /
+           ((double)NUM_TIMED_STEPS * 1e6);
+}
+
+/* A link as fast as was measured, then half as fast, since others use it too, then three times as
+ * fast. Catches: a budget by what a block took when the engine began; a rate that is learned from
+ * moves that had to wait for something else; one measurement that upsets it. */
+static void test_share_of_link(void **state)
+{
+    static const double rates[] = {0.8, 1.6, 0.53};
+    struct bed bed;
+    struct prefetch_planner *planner;
+    int64_t now_ns = 1, block_ns;
+    (void)state;
+    bed_open(&bed, 9, 600, 600, false);
+    device_fake_set_rate(bed.device, DEVICE_STREAM_KV_IN, rates[0]);
+    assert_int_equal(kv_tiers_block_ns(bed.tiers), 0);
+    assert_int_equal(kv_tiers_measure(bed.tiers, 600, &block_ns), IMBREX_STATUS_OK);
+    assert_in_range(block_ns, 0.99 * rates[0] * BLOCK_BYTES, 1.01 * rates[0] * BLOCK_BYTES);
+    assert_int_equal(kv_tiers_block_ns(bed.tiers), block_ns);
+    const struct prefetch_options options = {
+        .block_ns = 2 * block_ns, .horizon_ns = 1000000, .max_tracked = 600};
+    assert_int_equal(prefetch_planner_create(&options, &planner, NULL), IMBREX_STATUS_OK);
+    for (size_t i = 0; i < sizeof(rates) / sizeof(rates[0]); i++) {
+        device_fake_set_rate(bed.device, DEVICE_STREAM_KV_IN, rates[i]);
+        (void)use_link(&bed, planner, &now_ns); /* learns */
+        double share = use_link(&bed, planner, &now_ns);
+        assert_true(share > 0.48 && share < 0.52);
+        assert_in_range(kv_tiers_block_ns(bed.tiers), 0.98 * rates[i] * BLOCK_BYTES,
+                        1.02 * rates[i] * BLOCK_BYTES);
+    }
+    /* One batch that took a hundred times as long moves it by a quarter at most. */
+    block_ns = kv_tiers_block_ns(bed.tiers);
+    device_fake_set_rate(bed.device, DEVICE_STREAM_KV_IN, 100 * rates[2]);
+    for (int32_t i = 0; i < 128; i++) {
+        assert_true(bed_promote(&bed, i, i));
+    }
+    assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
+    assert_int_equal(bed_wait(&bed, 128), 128);
+    assert_in_range(kv_tiers_block_ns(bed.tiers), block_ns + 1, block_ns + block_ns / 4);
+    /* One that failed says nothing. */
+    block_ns = kv_tiers_block_ns(bed.tiers);
+    for (int32_t i = 0; i < 128; i++) {
+        assert_true(bed_promote(&bed, i, i));
+    }
+    device_fake_fail(bed.device, DEVICE_FAKE_FAULT_COPY, 1, IMBREX_STATUS_IO);
+    assert_int_equal(kv_tiers_start(bed.tiers), IMBREX_STATUS_OK);
+    assert_int_equal(bed_wait(&bed, 128), 0);
+    assert_int_equal(kv_tiers_block_ns(bed.tiers), block_ns);
+    prefetch_planner_destroy(planner);
+    bed_close(&bed);
+}
+
 int run_kv_tiers_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_at_once),
-        cmocka_unit_test(test_failed_exchange),
-        cmocka_unit_test(test_write_through),
-        cmocka_unit_test(test_write_through_room),
-        cmocka_unit_test(test_walk),
-        cmocka_unit_test(test_walk_with_faults),
-        cmocka_unit_test(test_walk_with_remote),
+        cmocka_unit_test(test_many_at_once),     cmocka_unit_test(test_failed_exchange),
+        cmocka_unit_test(test_write_through),    cmocka_unit_test(test_write_through_room),
+        cmocka_unit_test(test_share_of_link),    cmocka_unit_test(test_walk),
+        cmocka_unit_test(test_walk_with_faults), cmocka_unit_test(test_walk_with_remote),
     };
     return cmocka_run_group_tests_name("kv_tiers", tests, NULL, NULL);
 }

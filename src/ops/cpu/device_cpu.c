@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "ops/device.h"
 
@@ -22,6 +23,7 @@ struct device_event {
     struct cpu_failure failures[DEVICE_STREAM_COUNT];
     struct cpu_failure recorded; /* the latest record's */
     enum device_stream stream;   /* of the latest record */
+    int64_t recorded_ns;
 };
 
 struct device_graph {
@@ -129,10 +131,11 @@ static enum imbrex_status cpu_run_async(struct device *device, enum device_strea
     return IMBREX_STATUS_OK;
 }
 
-static enum imbrex_status cpu_event_create(struct device *device, struct device_event **event,
-                                           struct imbrex_error *err)
+static enum imbrex_status cpu_event_create(struct device *device, bool is_timed,
+                                           struct device_event **event, struct imbrex_error *err)
 {
     struct device_cpu *cpu = device_cpu_of(device);
+    (void)is_timed;
     struct device_event *created = calloc(1, sizeof(*created));
     if (created == NULL) {
         return error_out_of_memory(err, "a device event", sizeof(*created));
@@ -165,6 +168,7 @@ static enum imbrex_status cpu_event_record(struct device *device, struct device_
     event->recorded = event->failures[stream];
     event->failures[stream] = (struct cpu_failure){0};
     event->stream = stream;
+    event->recorded_ns = clock_now_ns();
     return IMBREX_STATUS_OK;
 }
 
@@ -182,6 +186,14 @@ static enum imbrex_status cpu_event_synchronize(struct device *device, struct de
         *untold = (struct cpu_failure){0};
     }
     return event->recorded.status;
+}
+
+static enum imbrex_status cpu_event_elapsed(struct device *device, const struct device_event *begin,
+                                            const struct device_event *end, int64_t *elapsed_ns)
+{
+    (void)device;
+    *elapsed_ns = end->recorded_ns - begin->recorded_ns;
+    return IMBREX_STATUS_OK;
 }
 
 static enum imbrex_status cpu_event_query(struct device *device, struct device_event *event,
@@ -229,6 +241,7 @@ static const struct device_functions device_cpu_functions = {
     .event_create = cpu_event_create,
     .event_destroy = cpu_event_destroy,
     .event_record = cpu_event_record,
+    .event_elapsed = cpu_event_elapsed,
     .event_wait = cpu_event_wait,
     .event_query = cpu_event_query,
     .event_synchronize = cpu_event_synchronize,

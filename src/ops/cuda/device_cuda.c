@@ -320,17 +320,17 @@ static enum imbrex_status cuda_run_async(struct device *device, enum device_stre
     return err.status == IMBREX_STATUS_OK ? status : tell(cuda, &err);
 }
 
-static enum imbrex_status cuda_event_create(struct device *device, struct device_event **event,
-                                            struct imbrex_error *err)
+static enum imbrex_status cuda_event_create(struct device *device, bool is_timed,
+                                            struct device_event **event, struct imbrex_error *err)
 {
     struct device_cuda *cuda = cuda_of(device);
+    unsigned int flags = is_timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING;
     struct device_event *created = calloc(1, sizeof(*created));
     if (created == NULL) {
         return error_out_of_memory(err, "a device event", sizeof(*created));
     }
-    enum imbrex_status status = IN_CONTEXT(
-        cuda, err,
-        DRIVER_CALL(cuda->driver, err, event_create, &created->event, CU_EVENT_DISABLE_TIMING));
+    enum imbrex_status status =
+        IN_CONTEXT(cuda, err, DRIVER_CALL(cuda->driver, err, event_create, &created->event, flags));
     if (status != IMBREX_STATUS_OK) {
         free(created);
         return status;
@@ -393,6 +393,17 @@ static enum imbrex_status cuda_event_synchronize(struct device *device, struct d
 {
     struct device_cuda *cuda = cuda_of(device);
     CALL_QUIETLY(cuda, event_synchronize, event->event);
+    return IMBREX_STATUS_OK;
+}
+
+static enum imbrex_status cuda_event_elapsed(struct device *device,
+                                             const struct device_event *begin,
+                                             const struct device_event *end, int64_t *elapsed_ns)
+{
+    struct device_cuda *cuda = cuda_of(device);
+    float elapsed_ms;
+    CALL_QUIETLY(cuda, event_elapsed_time, &elapsed_ms, begin->event, end->event);
+    *elapsed_ns = (int64_t)((double)elapsed_ms * 1e6);
     return IMBREX_STATUS_OK;
 }
 
@@ -483,6 +494,7 @@ static const struct device_functions device_cuda_functions = {
     .event_wait = cuda_event_wait,
     .event_query = cuda_event_query,
     .event_synchronize = cuda_event_synchronize,
+    .event_elapsed = cuda_event_elapsed,
     .graph_capture = cuda_graph_capture,
     .graph_launch = cuda_graph_launch,
     .graph_destroy = cuda_graph_destroy,

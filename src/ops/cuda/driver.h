@@ -56,6 +56,7 @@
     X(event_record, cuEventRecord)                                            \
     X(event_query, cuEventQuery)                                              \
     X(event_synchronize, cuEventSynchronize)                                  \
+    X(event_elapsed_time, cuEventElapsedTime)                                 \
     X(graph_instantiate, cuGraphInstantiate)                                  \
     X(graph_upload, cuGraphUpload)                                            \
     X(graph_launch, cuGraphLaunch)                                            \

@@ -44,6 +44,8 @@ struct fake_queue {
     struct fake_item *items; /* [capacity] from begin to end */
     size_t capacity, begin, end;
     int64_t num_given, num_done;
+    int64_t time_ns;             /* that all it was given takes, if it has a rate */
+    double ns_per_byte;          /* of copies; 0: they take none */
     struct fake_failure failure; /* of which the host has not been told */
 };
 
@@ -58,6 +60,7 @@ struct device_event {
     struct device_event *previous, *next; /* of the device's */
     struct event_window windows[DEVICE_STREAM_COUNT];
     enum device_stream stream; /* of the latest record */
+    int64_t time_ns;           /* of the stream, at it */
     bool is_recorded;
 };
 
@@ -363,10 +366,12 @@ static enum imbrex_status fake_copy_batch_async(struct device *device, enum devi
         free(item.copies);
         return status;
     }
+    struct fake_queue *queue = &fake->queues[stream];
     for (int32_t i = 0; i < num_copies; i++) {
         if (copies_of(&item)[i].is_poisoned) {
             memset(copies[i].destination, POISON, copies[i].num_bytes);
         }
+        queue->time_ns += (int64_t)(queue->ns_per_byte * (double)copies[i].num_bytes);
     }
     return end_call(fake);
 }
@@ -380,10 +385,11 @@ static enum imbrex_status fake_run_async(struct device *device, enum device_stre
     return end_call(fake);
 }
 
-static enum imbrex_status fake_event_create(struct device *device, struct device_event **event,
-                                            struct imbrex_error *err)
+static enum imbrex_status fake_event_create(struct device *device, bool is_timed,
+                                            struct device_event **event, struct imbrex_error *err)
 {
     struct device_fake *fake = device_fake_of(device);
+    (void)is_timed;
     struct device_event *created = calloc(1, sizeof(*created));
     if (created == NULL) {
         return error_out_of_memory(err, "a device event", sizeof(*created));
@@ -421,6 +427,7 @@ static enum imbrex_status fake_event_record(struct device *device, struct device
                                     .position = fake->queues[stream].num_given,
                                     .recorded = window->pending};
     event->stream = stream;
+    event->time_ns = fake->queues[stream].time_ns;
     event->is_recorded = true;
     return end_call(fake);
 }
@@ -490,6 +497,18 @@ static enum imbrex_status fake_event_synchronize(struct device *device, struct d
         move_some(fake);
     }
     return event_status(fake, event);
+}
+
+static enum imbrex_status fake_event_elapsed(struct device *device,
+                                             const struct device_event *begin,
+                                             const struct device_event *end, int64_t *elapsed_ns)
+{
+    (void)device;
+    assert(begin->is_recorded && end->is_recorded && begin->stream == end->stream);
+    assert(is_event_done(device_fake_of(device), begin) &&
+           is_event_done(device_fake_of(device), end));
+    *elapsed_ns = end->time_ns - begin->time_ns;
+    return IMBREX_STATUS_OK;
 }
 
 static enum imbrex_status fake_graph_capture(struct device *device, device_work_fn *work, void *arg,
@@ -606,6 +625,7 @@ static const struct device_functions device_fake_functions = {
     .event_record = fake_event_record,
     .event_wait = fake_event_wait,
     .event_query = fake_event_query,
+    .event_elapsed = fake_event_elapsed,
     .event_synchronize = fake_event_synchronize,
     .graph_capture = fake_graph_capture,
     .graph_launch = fake_graph_launch,
@@ -634,6 +654,16 @@ void device_fake_fail(struct device *device, enum device_fake_fault fault, int64
     assert(status != IMBREX_STATUS_OK || countdown == 0);
     device_fake_of(device)->faults[fault] =
         (struct fake_fault){.countdown = countdown, .status = status};
+}
+
+void device_fake_set_rate(struct device *device, enum device_stream stream, double ns_per_byte)
+{
+    device_fake_of(device)->queues[stream].ns_per_byte = ns_per_byte;
+}
+
+int64_t device_fake_time(const struct device *device, enum device_stream stream)
+{
+    return ((const struct device_fake *)(const void *)device)->queues[stream].time_ns;
 }
 
 void device_fake_aim(struct device *device, enum device_stream stream)

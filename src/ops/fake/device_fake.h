@@ -33,6 +33,12 @@ void device_fake_fail(struct device *device, enum device_fake_fault fault, int64
  * DEVICE_STREAM_COUNT: on any. */
 void device_fake_aim(struct device *device, enum device_stream stream);
 
+/* From now on copies that the stream is given take so long, as timed events tell: when they are
+ * done is random as before. 0, at first: no time. */
+void device_fake_set_rate(struct device *device, enum device_stream stream, double ns_per_byte);
+/* How long all copies of the stream take that it was given so far. */
+int64_t device_fake_time(const struct device *device, enum device_stream stream);
+
 /* Graphs that were given to a stream so far. */
 int64_t device_fake_num_launches(const struct device *device);
 
