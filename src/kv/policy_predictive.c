@@ -411,8 +411,8 @@ static double prediction_of(struct predictive_policy *predictive, struct segment
     return index_of(predictive, segment, now_ns) * num_returns / (num_returns + DOUBTED_RETURNS);
 }
 
-/* Of segments that have lost blocks to eviction those that are worth most: what the cache would hold
- * if it could choose again now. */
+/* Of segments that have lost blocks to eviction those that are worth most: what the cache would
+ * hold if it could choose again now. */
 static int32_t predictive_predict(struct kv_policy *policy, struct kv_prediction *predictions,
                                   int32_t max_predictions, int64_t now_ns)
 {
