@@ -406,8 +406,11 @@ test-programs: $(BUILD)/imbrex $(TEST_PROGRAMS) $(FIXTURES)
 test-built: all test-programs $(EXAMPLES)
 	@$(RUN_TESTS) tools/check_style tools/check_layers $(TEST_PROGRAMS) $(EXAMPLES) $(SCRIPT_TESTS)
 
-asan-built: test-programs
-	@$(RUN_TESTS) $(TEST_PROGRAMS) $(filter tests/cli/%,$(SCRIPT_TESTS))
+# Those of a GPU only where there is one: without, they are built to be skipped.
+ASAN_PROGRAMS := $(if $(wildcard /dev/nvidiactl),$(TEST_PROGRAMS), \
+    $(filter-out $(GPU_CHECKS),$(TEST_PROGRAMS)))
+asan-built: $(BUILD)/imbrex $(ASAN_PROGRAMS) $(FIXTURES)
+	@$(RUN_TESTS) $(ASAN_PROGRAMS) $(filter tests/cli/%,$(SCRIPT_TESTS))
 
 # Of the programs with threads, those that ThreadSanitizer does not slow down to many minutes; of
 # the unit suites those that start threads, as the others have nothing to race with.
@@ -469,10 +472,11 @@ differential: $(BUILD)/imbrex $(FIXTURES)
 	python3 tests/golden/differential_tokenizers.py --build $(BUILD)
 
 # The library is instrumented for coverage without libFuzzer's main, which only the targets link.
+# None of these is about a GPU.
 FUZZ := -fno-sanitize-recover=all -fno-omit-frame-pointer -fsanitize=address,undefined
 fuzz:
 	@$(SUBMAKE) BUILD=$(BUILD)/fuzz CC=$(FUZZ_CC) CFLAGS='-O2 -g1' \
-	    SANITIZE='$(FUZZ),fuzzer-no-link' fuzz-built
+	    SANITIZE='$(FUZZ),fuzzer-no-link' CUDA=0 fuzz-built
 
 $(FUZZERS): $(BUILD)/fuzzers/%: $(OBJ)/fuzz/%.o $(call objects,$(FUZZ_SHARED)) $(TEST_LIB)
 	$(LINK_TEST) -fsanitize=fuzzer $(STATIC_LIBS)

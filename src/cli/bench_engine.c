@@ -190,6 +190,7 @@ static const struct option_spec bench_options[] = {
              "what it costs; closed loop only",
      .offset = offsetof(struct bench_settings, compare_invariant)},
     ENGINE_OPTION_KV_TIERS(struct bench_settings),
+    ENGINE_OPTION_KV_PREFETCH(struct bench_settings),
     ENGINE_OPTION_KV_DTYPE(struct bench_settings),
     ENGINE_OPTIONS_GPU(struct bench_settings),
     ENGINE_OPTION_INVARIANT(struct bench_settings),

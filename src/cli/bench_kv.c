@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/bench_kv.h"
@@ -461,16 +462,43 @@ static int choose_options(struct kv_bench *bench)
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
+/* With its parents. The errno of a failure, or 0. */
+static int make_parents(const char *folder)
+{
+    char path[ENGINE_MAX_PATH_BYTES];
+    size_t length = 0;
+    char next;
+
+    (void)snprintf(path, sizeof(path), "%s", folder);
+    do {
+        length += 1 + strcspn(path + length + 1, "/");
+        next = path[length];
+        path[length] = '\0';
+        if (mkdir(path, 0777) != 0 && errno != EEXIST) {
+            return errno;
+        }
+        path[length] = next;
+    } while (next != '\0');
+    return 0;
+}
+
 /* A new folder for one run, which the options point to then. */
 static int make_folder(struct kv_bench *bench, char path[ENGINE_MAX_PATH_BYTES])
 {
+    int failure = make_parents(bench->kv_folder);
     int length =
         snprintf(path, ENGINE_MAX_PATH_BYTES, "%s/imbrex-bench-kv-XXXXXX", bench->kv_folder);
 
-    if (length >= ENGINE_MAX_PATH_BYTES || mkdtemp(path) == NULL) {
+    if (failure == 0 && length >= ENGINE_MAX_PATH_BYTES) {
+        failure = ENAMETOOLONG;
+    }
+    if (failure == 0 && mkdtemp(path) == NULL) {
+        failure = errno;
+    }
+    if (failure != 0) {
         output_error("bench kv: --kv-disk: cannot make a folder in %s: %s", bench->kv_folder,
-                     strerror(length >= ENGINE_MAX_PATH_BYTES ? ENAMETOOLONG : errno));
-        return EXIT_CODE_FAILURE;
+                     strerror(failure));
+        return EXIT_CODE_INPUT;
     }
     bench->options.kv_disk_path = path;
     return EXIT_CODE_OK;

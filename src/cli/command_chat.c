@@ -42,6 +42,7 @@ static const struct option_spec chat_options[] = {
     ENGINE_OPTION_KV_POLICY(struct chat_settings, ENGINE_KV_POLICY_DEFAULT),
     ENGINE_OPTION_KV_BLOCKS(struct chat_settings),
     ENGINE_OPTION_KV_TIERS(struct chat_settings),
+    ENGINE_OPTION_KV_PREFETCH(struct chat_settings),
     ENGINE_OPTION_KV_DTYPE(struct chat_settings),
     ENGINE_OPTIONS_GPU(struct chat_settings),
     ENGINE_OPTION_INVARIANT(struct chat_settings),

@@ -38,6 +38,7 @@ static const struct option_spec inspect_options[] = {
     ENGINE_OPTION_KV_POLICY(struct inspect_settings, ENGINE_KV_POLICY_DEFAULT),
     ENGINE_OPTION_KV_BLOCKS(struct inspect_settings),
     ENGINE_OPTION_KV_TIERS(struct inspect_settings),
+    ENGINE_OPTION_KV_PREFETCH(struct inspect_settings),
     ENGINE_OPTION_DEVICE(struct inspect_settings),
     ENGINE_OPTION_COMPUTE(struct inspect_settings),
     ENGINE_OPTION_KV_DTYPE(struct inspect_settings),

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/disk_room.h"
 #include "cli/nvtx.h"
 #include "cli/output.h"
 #include "cli/progress_bar.h"
@@ -199,6 +200,7 @@ static int read_kv_tokens(const char *text, const struct imbrex_model *model,
     struct imbrex_memory_plan plan;
     int64_t amount = 0;
     int shift = 0;
+    char of_size[32] = "";
 
     if (!read_amount(text, &amount, &shift)) {
         output_error("--kv-blocks: expected a number of blocks, or a size such as 512M, found "
@@ -215,9 +217,12 @@ static int read_kv_tokens(const char *text, const struct imbrex_model *model,
     int64_t least = ((int64_t)plan.context_size + plan.kv_block_size - 1) / plan.kv_block_size;
     int64_t most = IMBREX_MAX_KV_CACHE_TOKENS / plan.kv_block_size;
     if (num_blocks < least || num_blocks > most) {
+        if (shift > 0) {
+            (void)snprintf(of_size, sizeof(of_size), ", which is %" PRId64, num_blocks);
+        }
         output_error("--kv-blocks: expected %" PRId64 " to %" PRId64 " blocks of %" PRId64
-                     " bytes (the context has %" PRId32 " tokens), found %" PRId64,
-                     least, most, block_bytes, plan.context_size, num_blocks);
+                     " bytes (the context has %" PRId32 " tokens), found %s%s",
+                     least, most, block_bytes, plan.context_size, text, of_size);
         return EXIT_CODE_INPUT;
     }
     *num_tokens = (int32_t)(num_blocks * plan.kv_block_size);
@@ -266,9 +271,15 @@ static int read_kv_disk(const char *text, char folder[ENGINE_MAX_PATH_BYTES],
     size_t length = colon != NULL ? (size_t)(colon - text) : 0;
     char size[64] = "";
 
-    if (length == 0 || length >= ENGINE_MAX_PATH_BYTES) {
+    if (length == 0) {
         output_error("--kv-disk: expected a folder and a size such as cache:20G, found \"%s\"",
                      text);
+        return EXIT_CODE_INPUT;
+    }
+    if (length >= ENGINE_MAX_PATH_BYTES) {
+        output_error("--kv-disk: expected a folder's path of at most %d bytes, found one of %zu: "
+                     "\"%.60s...\"",
+                     ENGINE_MAX_PATH_BYTES - 1, length, text);
         return EXIT_CODE_INPUT;
     }
     if (comma != NULL && !read_zstd(comma + 1, &options->kv_disk_zstd_level)) {
@@ -284,6 +295,13 @@ static int read_kv_disk(const char *text, char folder[ENGINE_MAX_PATH_BYTES],
         output_error("--kv-disk: expected a folder whose ~ the shell has replaced, as it does in "
                      "--kv-disk ~/... without = and quotes, found \"%s\"",
                      folder);
+        return EXIT_CODE_INPUT;
+    }
+    const char *last_colon = strrchr(folder, ':');
+    int64_t amount;
+    int shift;
+    if (last_colon != NULL && read_amount(last_colon + 1, &amount, &shift) && shift > 0) {
+        output_error("--kv-disk: expected one size behind the folder, found two in \"%s\"", text);
         return EXIT_CODE_INPUT;
     }
     const char *last_comma = strrchr(folder, ',');
@@ -340,6 +358,9 @@ int engine_settings_choose_tiers(const struct engine_settings *settings,
     if (exit_code == EXIT_CODE_OK && settings->kv_disk != NULL) {
         exit_code = read_kv_disk(settings->kv_disk, kv_folder, options);
         options->kv_disk_path = kv_folder;
+        if (exit_code == EXIT_CODE_OK) {
+            disk_room_warn("kv-disk", kv_folder, options->kv_disk_bytes);
+        }
     }
     options->kv_remote_url = settings->kv_remote;
     options->kv_remote_secret_path = settings->kv_remote_secret;

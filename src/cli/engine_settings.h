@@ -218,6 +218,20 @@ extern const struct option_choice engine_ablations[];
      .default_text = "computed",                                       \
      .offset = offsetof(settings, engine.kv_write)}
 
+/* Only where more than one text runs: what nobody waits for is brought up for the next ones. */
+#define ENGINE_OPTION_KV_PREFETCH(settings)                            \
+    {.long_name = "kv-prefetch",                                       \
+     .fields = "kv_prefetch_percent",                                  \
+     .argument = "PERCENT",                                            \
+     .type = OPTION_TYPE_INTEGER,                                      \
+     .min = 0,                                                         \
+     .max = 100,                                                       \
+     .group = "Engine",                                                \
+     .help = "how much of the time for copies up may go to blocks "    \
+             "that the policy expects to be asked for; 0: none",       \
+     .default_text = "50",                                             \
+     .offset = offsetof(settings, engine.kv_prefetch)}
+
 /* Lines of the tiers below. */
 #define ENGINE_OPTION_KV_TIERS(settings)                               \
     {.long_name = "kv-host",                                           \
@@ -240,17 +254,6 @@ extern const struct option_choice engine_ablations[];
              "19",                                                     \
      .default_text = "none",                                           \
      .offset = offsetof(settings, engine.kv_disk)},                    \
-    {.long_name = "kv-prefetch",                                       \
-     .fields = "kv_prefetch_percent",                                  \
-     .argument = "PERCENT",                                            \
-     .type = OPTION_TYPE_INTEGER,                                      \
-     .min = 0,                                                         \
-     .max = 100,                                                       \
-     .group = "Engine",                                                \
-     .help = "how much of the time for copies up may go to blocks "    \
-             "that the policy expects to be asked for; 0: none",       \
-     .default_text = "50",                                             \
-     .offset = offsetof(settings, engine.kv_prefetch)},                \
     {.long_name = "kv-remote",                                         \
      .fields = "kv_remote_url",                                        \
      .argument = "URL",                                                \
@@ -288,9 +291,9 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
                               const struct imbrex_model *model,
                               char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options);
-/* Sets what --kv-host, --kv-disk, --kv-remote, --kv-remote-secret and --kv-write say. The folder's
- * name is written to kv_folder, which the options point to then; NULL: there is no --kv-disk.
- * Returns an exit code. */
+/* Sets what --kv-host, --kv-disk, --kv-remote, --kv-remote-secret and --kv-write say, and warns where
+ * the disk has less room. The folder's name is written to kv_folder, which the options point to
+ * then; NULL: there is no --kv-disk. Returns an exit code. */
 int engine_settings_choose_tiers(const struct engine_settings *settings,
                                  char kv_folder[ENGINE_MAX_PATH_BYTES],
                                  struct imbrex_engine_options *options);

@@ -29,12 +29,15 @@ static void print_overview(void)
         output_printf("  %-14s%s\n", commands[i]->name, commands[i]->summary);
     }
     output_printf("  %-14s%s\n", "help COMMAND", "show the options of a command");
-    output_printf("\nOptions:\n"
-                  "  -h, --help    print this text\n"
-                  "      --version print the version\n\n"
-                  "Exit codes: 0 success, 1 failure (memory, output), 2 bad arguments or input,\n"
-                  "130 ended by Ctrl-C.\n\n"
-                  "Try: imbrex run -p \"Once upon a time\"\n");
+    output_printf(
+        "\nOptions:\n"
+        "  -h, --help    print this text\n"
+        "      --version print the version\n\n"
+        "An option that is given twice counts as it was given last, unless its help says\n"
+        "that it may be given several times.\n\n"
+        "Exit codes: 0 success, 1 failure (memory, output), 2 bad arguments or input,\n"
+        "130 ended by Ctrl-C, 141 whoever read the output went away.\n\n"
+        "Try: imbrex run -p \"Once upon a time\"\n");
 }
 
 /* The word behind the command's name, by which a subcommand is called. */

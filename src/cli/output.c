@@ -4,6 +4,7 @@
 #include "cli/output.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -180,6 +181,11 @@ int output_finish(int exit_code)
 {
     if (output_flush()) {
         return exit_code;
+    }
+    /* Whoever reads has had enough, as head has: the code that a shell gives to programs that
+     * SIGPIPE ends, and no message. */
+    if (first_write_errno == EPIPE) {
+        return exit_code == EXIT_CODE_INPUT ? exit_code : EXIT_CODE_SIGNAL + SIGPIPE;
     }
     output_error("standard output: %s", strerror(first_write_errno));
     return exit_code == EXIT_CODE_OK || exit_code >= EXIT_CODE_SIGNAL ? EXIT_CODE_FAILURE

@@ -34,7 +34,8 @@ size_t output_character_bytes(const char *text, size_t num_bytes);
 bool output_is_utf8(const char *bytes, size_t num_bytes);
 /* Hands everything to the operating system. False if a write failed, now or before. */
 bool output_flush(void);
-/* The last flush: reports the first failed write. Returns `exit_code`, or EXIT_CODE_FAILURE. */
+/* The last flush: reports the first failed write. Returns `exit_code`, or EXIT_CODE_FAILURE; where
+ * the reader of a pipe has gone, 141, without a report. */
 int output_finish(int exit_code);
 
 /* What a count puts behind its noun: "1 block", "2 blocks". */

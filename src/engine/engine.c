@@ -409,13 +409,14 @@ static enum imbrex_status init_locks(struct imbrex_engine *engine, struct imbrex
     return IMBREX_STATUS_OK;
 }
 
-/* Says so if the KV folder has blocks that this engine may not use, or something else. */
+/* Says so if all blocks in the KV folder are such as this engine may not use, or something else is
+ * there. A folder that several models share has some of each. */
 static void tell_foreign(const struct imbrex_engine *engine, const char *path)
 {
     struct kv_tiers_metrics metrics;
     kv_tiers_read_metrics(engine->tiers.tiers, &metrics);
     kv_tiers_tell_strange(&metrics.disk, path, &engine->model->log);
-    if (metrics.disk.num_foreign_bytes > 0) {
+    if (metrics.disk.num_foreign_bytes > 0 && metrics.disk.num_blocks == 0) {
         log_write(&engine->model->log, IMBREX_LOG_LEVEL_WARNING,
                   "%s: %lld bytes are blocks of another model, KV type (here it is %s), secret "
                   "(with a remote tier it is that tier's), kernels or "

@@ -99,9 +99,9 @@ struct kv_tiers {
     int32_t num_slices;
     double block_ns;                      /* see kv_tiers_block_ns; 0: not known */
     int32_t num_learned;                  /* blocks that it stands for */
-    struct device_event *timed_events[2]; /* before and behind what is timed */
-    const struct batch *timed;            /* the last of these batches in; NULL: nothing is */
-    int32_t num_timed;                    /* blocks */
+    struct device_event *timed_begin; /* before what is timed */
+    const struct batch *timed;        /* the last of these batches in; NULL: nothing is timed */
+    int32_t num_timed;                /* blocks */
     uint64_t look;                        /* number of the look, from 1 on */
     struct slot *slots;                   /* [num_slots] what kv_host does not know of them */
     int32_t num_writing;                  /* slots whose `early` is WRITING */
@@ -557,10 +557,11 @@ static struct batch *open_out(struct kv_tiers *tiers)
 /* What was timed has come up. */
 static void learn(struct kv_tiers *tiers)
 {
+    const struct batch *timed = tiers->timed;
     int64_t elapsed_ns = 0;
     tiers->timed = NULL;
-    if (device_event_elapsed(tiers->device, tiers->timed_events[0], tiers->timed_events[1],
-                             &elapsed_ns) != IMBREX_STATUS_OK ||
+    if (device_event_elapsed(tiers->device, tiers->timed_begin, timed->event, &elapsed_ns) !=
+            IMBREX_STATUS_OK ||
         elapsed_ns <= 0) {
         return;
     }
@@ -606,13 +607,6 @@ static void give_batch(struct kv_tiers *tiers, struct batch *batch)
     }
 }
 
-/* Whether the event, before or behind what is timed, is in the stream now. */
-static bool record_timed(struct kv_tiers *tiers, int32_t which)
-{
-    return device_event_record(tiers->device, tiers->timed_events[which], tiers->in.stream) ==
-           IMBREX_STATUS_OK;
-}
-
 static void give_in(struct kv_tiers *tiers)
 {
     const struct batch *last = NULL;
@@ -630,10 +624,11 @@ static void give_in(struct kv_tiers *tiers)
             is_timing = !batch->is_sliced && !batch->is_failed;
         } else if (last == NULL && tiers->timed == NULL && !batch->is_sliced &&
                    batch->num_moves == MAX_MOVES) {
-            is_timing = record_timed(tiers, 0);
+            is_timing = device_event_record(tiers->device, tiers->timed_begin, tiers->in.stream) ==
+                        IMBREX_STATUS_OK;
         }
     }
-    if (is_timing && num_timed >= MIN_TIMED && record_timed(tiers, 1)) {
+    if (is_timing && num_timed >= MIN_TIMED) {
         tiers->timed = last;
         tiers->num_timed = num_timed;
     }
@@ -1131,12 +1126,15 @@ void kv_tiers_end_flush(struct kv_tiers *tiers)
 
 /* ---- create and destroy ---------------------------------------------------------------------- */
 
+/* Copies in are timed, up to the event of their last batch. */
 static enum imbrex_status create_events(struct kv_tiers *tiers, struct direction *direction,
                                         enum device_stream stream, struct imbrex_error *err)
 {
     direction->stream = stream;
     for (int32_t i = 0; i < NUM_BATCHES; i++) {
-        TRY(device_event_create(tiers->device, &direction->batches[i].event, err));
+        struct device_event **event = &direction->batches[i].event;
+        TRY(stream == DEVICE_STREAM_KV_IN ? device_event_create_timed(tiers->device, event, err)
+                                          : device_event_create(tiers->device, event, err));
     }
     return IMBREX_STATUS_OK;
 }
@@ -1183,9 +1181,7 @@ enum imbrex_status kv_tiers_create(const struct kv_tiers_options *options, struc
     for (int32_t i = 0; i < KV_TIERS_MAX_SLICES - 1; i++) {
         TRY_OR_FAIL(device_event_create(created->device, &created->slice_events[i], err));
     }
-    for (int32_t i = 0; i < 2; i++) {
-        TRY_OR_FAIL(device_event_create_timed(created->device, &created->timed_events[i], err));
-    }
+    TRY_OR_FAIL(device_event_create_timed(created->device, &created->timed_begin, err));
     if (has_disk) {
         TRY_OR_FAIL(kv_disk_open(options->disk, &created->disk, err));
     }
@@ -1225,9 +1221,7 @@ void kv_tiers_destroy(struct kv_tiers *tiers)
     for (int32_t i = 0; i < KV_TIERS_MAX_SLICES - 1; i++) {
         device_event_destroy(tiers->device, tiers->slice_events[i]);
     }
-    for (int32_t i = 0; i < 2; i++) {
-        device_event_destroy(tiers->device, tiers->timed_events[i]);
-    }
+    device_event_destroy(tiers->device, tiers->timed_begin);
     kv_host_destroy(&tiers->host);
     free(tiers->sliced_moves);
     free(tiers->slots);
@@ -1260,19 +1254,19 @@ static enum imbrex_status give_measured(struct kv_tiers *tiers, int32_t num_copi
 static enum imbrex_status measure(struct kv_tiers *tiers, int32_t num_blocks, const size_t *ends,
                                   int32_t num_slices, int64_t *block_ns, int32_t *num_measured)
 {
-    struct device_event *const *events = tiers->timed_events;
+    struct device_event *begin = tiers->timed_begin, *end = tiers->in.batches[0].event;
     int32_t num_copies = num_blocks < tiers->host.num_slots ? num_blocks : tiers->host.num_slots;
     num_copies = num_copies < NUM_MEASURED ? num_copies : NUM_MEASURED;
     int64_t best_ns = INT64_MAX;
     for (int32_t round = 0; round < 2; round++) {
         int64_t begin_ns = clock_now_ns(), elapsed_ns;
         TRY(give_measured(tiers, num_copies, ends, num_slices));
-        TRY(device_event_record(tiers->device, events[0], tiers->in.stream));
+        TRY(device_event_record(tiers->device, begin, tiers->in.stream));
         TRY(give_measured(tiers, num_copies, ends, num_slices));
-        TRY(device_event_record(tiers->device, events[1], tiers->in.stream));
-        TRY(device_event_synchronize(tiers->device, events[1]));
+        TRY(device_event_record(tiers->device, end, tiers->in.stream));
+        TRY(device_event_synchronize(tiers->device, end));
         int64_t round_ns = (clock_now_ns() - begin_ns) / 2;
-        TRY(device_event_elapsed(tiers->device, events[0], events[1], &elapsed_ns));
+        TRY(device_event_elapsed(tiers->device, begin, end, &elapsed_ns));
         round_ns = elapsed_ns > 0 ? elapsed_ns : round_ns; /* not all devices have a clock */
         best_ns = round_ns < best_ns ? round_ns : best_ns;
     }

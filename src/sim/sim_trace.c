@@ -136,6 +136,18 @@ static enum imbrex_status refuse_csv(const char *path, const char *name, struct 
                      path, name);
 }
 
+/* Whether a line has bytes that no text has. */
+static bool is_binary(const char *line, size_t num_bytes)
+{
+    for (size_t i = 0; i < num_bytes; i++) {
+        unsigned char byte = (unsigned char)line[i];
+        if (byte < 0x20 && byte != '\t' && byte != '\r') {
+            return true;
+        }
+    }
+    return false;
+}
+
 static enum imbrex_status read_lines(struct sim_input *input, struct sim_line_reader *reader,
                                      struct imbrex_error *err)
 {
@@ -153,6 +165,12 @@ static enum imbrex_status read_lines(struct sim_input *input, struct sim_line_re
         }
         if (reader->line_idx == 0 && sim_line_csv_name(line, num_bytes) != NULL) {
             return refuse_csv(path, sim_line_csv_name(line, num_bytes), err);
+        }
+        if (reader->line_idx == 0 && is_binary(line, num_bytes)) {
+            return error_set(err, IMBREX_STATUS_FORMAT,
+                             "%s: expected a trace as lines of JSON (Mooncake, Bailian, WEKA), or "
+                             "such a file in zstd, found a binary file",
+                             path);
         }
         if (trace->num_requests == 0) {
             trace->format = sim_line_format(line, num_bytes);

@@ -186,10 +186,12 @@ class Tiers(KvTestCase):
                          // 3)
         self.assertEqual(len(report["runs"]), 3)
 
-    # Fault: a disk alone is not tried.
+    # Fault: a disk alone is not tried, or not in a folder that is not there yet.
     def test_disk_alone(self):
+        folder = self.path("some/where")
         runs = self.bench(*self.SHAPE, "--concurrency", "1", "--kv-tokens", "256", "--ctx-size",
-                          "256", "--policy", "lru", "--kv-disk", f"{self.folder}:128M")["runs"]
+                          "256", "--policy", "lru", "--kv-disk", f"{folder}:128M")["runs"]
+        self.assertEqual(os.listdir(folder), [])
         self.assertEqual([(one["has_host"], one["has_disk"]) for one in runs],
                          [(False, False), (False, True)])
         # What has just passed through RAM on its way to the disk is found there.
@@ -317,9 +319,9 @@ class Mistakes(TestCase):
         self.assert_refused("--json", "", ["--json", '""'])
         self.assert_refused("--kv-disk", "x", ["--kv-disk", '"x"'])
         self.assert_refused("--kv-host", "3", ["--kv-host", '"3"'])
-        missing = self.path("missing")
-        self.assert_error(run("bench", "kv", "--sessions", "1", "--concurrency", "1",
-                              "--kv-disk", f"{missing}:128M"), 1, "--kv-disk", missing)
+        file = self.write("file", "")
+        self.assert_refused("--sessions", "1", "--concurrency", "1", "--kv-disk", f"{file}/x:128M",
+                            ["--kv-disk", file, "Not a directory"])
         self.assert_refused("--scale", "1", ["--scale", "--trace"])
         self.assert_refused("--starts", "x", ["--starts", "--trace"])
         self.assert_refused("--speed", "3", "--concurrency", "2", ["both"])

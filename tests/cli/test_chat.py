@@ -242,6 +242,8 @@ class Pipe(TestCase):
         self.assert_ok(chat("--ctx-size", "128", "--kv-blocks", "8", text="Hello\n"))
         self.assert_error(chat("--ctx-size", "128", "--kv-blocks", "7", text="Hello\n"), 2,
                           "--kv-blocks: expected 8 to", "found 7")
+        self.assert_error(chat("--ctx-size", "128", "--kv-blocks", "300K", text="Hello\n"), 2,
+                          "--kv-blocks: expected 8 to", "found 300K, which is 4")
 
     def reply(self, text):
         """The text of a reply, as it is remembered."""

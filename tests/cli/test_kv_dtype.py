@@ -61,7 +61,8 @@ class KvDtype(TestCase):
             self.assertLess(abs(nll[name] / nll["fp32"] - 1), 0.03)
 
     # Fault: blocks on a disk that another type takes for its own, that the same type does not find
-    # again, or a folder of which nobody says that it is of no use.
+    # again, a folder of which nobody says that it is of no use, or a note on it that comes each
+    # time to those who share one.
     def test_folder(self):
         folder = os.path.join(self.folder, "cache")
 
@@ -80,6 +81,9 @@ class KvDtype(TestCase):
         self.assertEqual((again[0], again[2]), (first[0], False))
         self.assertGreater(again[1], 0)
         self.assertEqual(generate("fp8")[1:], (0, True))
+        # Two types share the folder now.
+        again = generate("fp8")
+        self.assertEqual((again[1] > 0, again[2]), (True, False))
 
     # Fault: a report that does not say what it measured.
     def test_reports(self):

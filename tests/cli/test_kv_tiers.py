@@ -104,6 +104,9 @@ class KvTiers(TestCase):
                                  (("--kv-disk", "somewhere:5"), "--kv-disk: expected a whole"),
                                  (("--kv-disk", "somewhere:10MB"), "K, M, G or T"),
                                  (("--kv-disk", ":5G"), "--kv-disk: expected a folder"),
+                                 (("--kv-disk", "some:5G:5G"), "expected one size behind"),
+                                 (("--kv-disk", "x/" * 3000 + ":5G"),
+                                  "a folder's path of at most 1023 bytes, found one of 6000"),
                                  (("--kv-disk", "some:5G,lz4"), "--kv-disk: expected zstd"),
                                  (("--kv-disk", "some:5G,zstd=0"), "level from 1 to 19"),
                                  (("--kv-disk", "some:5G,zstd=20"), "level from 1 to 19"),
@@ -116,11 +119,9 @@ class KvTiers(TestCase):
                                  (("--kv-disk=~/some:5G",), "--kv-disk: expected a folder whose ~"),
                                  (("--kv-host", "1K"), "--kv-host: expected at least"),
                                  (("--kv-host", "1024T"), "--kv-host: expected at most"),
-                                 (("--kv-prefetch", "101"), "--kv-prefetch: expected"),
-                                 (("--kv-prefetch", "20"), "--kv-prefetch: expected a tier"),
-                                 (("--kv-write", "late"), "--kv-write: expected one of computed"),
-                                 (("--kv-write", "demoted", "--kv-host", "64M"),
-                                  "--kv-write: expected a tier"),
+                                  (("--kv-write", "late"), "--kv-write: expected one of computed"),
+                                  (("--kv-write", "demoted", "--kv-host", "64M"),
+                                   "--kv-write: expected a tier"),
                                  (("--kv-disk", self.folder + ":1M"), "--kv-disk: expected"),
                                  (("--kv-disk", self.folder + ":1M"), "(41 MiB)"),
                                  (("--kv-disk", "/proc/a/b:1G"), "--kv-disk: KV folder")):
@@ -153,10 +154,26 @@ class KvTiers(TestCase):
         self.assert_ok(result)
         self.assertIn(b"the policy lru expects no blocks; those that do, where --kv-policy "
                       b"chooses: seed, predictive", result.stderr)
+        for options, message in ((("--kv-prefetch", "101"), "--kv-prefetch: expected"),
+                                 (("--kv-prefetch", "20"), "--kv-prefetch: expected a tier")):
+            self.assert_error(run("inspect", *options), 2, message)
+        # One text alone: there is nothing to bring up ahead.
+        self.assert_error(run("run", "-p", "hi", *tier), 2, "unknown option --kv-prefetch")
         for options in ((*tier, "--kv-policy", "predictive"), ("--kv-prefetch", "0")):
             result = run("inspect", *options)
             self.assert_ok(result)
             self.assertEqual(result.stderr, b"")
+
+    # Fault: more than the disk has is promised without a word; a warning where there is room.
+    def test_room(self):
+        folder = os.path.join(self.folder, "some", "where")
+        room = os.statvfs(self.folder).f_bavail * os.statvfs(self.folder).f_frsize
+        for size, is_told in ((room // 2 >> 20, False), (room * 2 >> 20, True)):
+            result = run("inspect", "--kv-disk", f"{folder}:{size}M")
+            self.assert_ok(result)
+            self.assertEqual(b"--kv-disk: " + folder.encode() + b" may take" in result.stderr,
+                             is_told, result.stderr)
+        self.assertFalse(os.path.exists(folder))
 
     # Fault: a folder whose parents are missing is refused; units are those of other programs only.
     def test_new_folder(self):

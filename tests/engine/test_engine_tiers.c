@@ -23,7 +23,7 @@
 #define SECRET TEST_BUILD_DIR "/tests/kv-tiers-secret"
 #define OTHER_SECRET TEST_BUILD_DIR "/tests/kv-tiers-secret-too"
 #define NUM_CASES (TEST_SANITIZED ? 20 : CASE_BED_MAX_CASES)
-#define NUM_SOME (TEST_SANITIZED ? 20 : 50) /* where more rounds show more than more cases */
+#define NUM_SOME (TEST_SANITIZED ? 12 : 50) /* where more rounds show more than more cases */
 #define CONTEXT_SIZE 352
 #define MIN_TOKENS (TEST_SANITIZED ? 0 : 1000) /* that come up, of all cases */
 #define DISK_BYTES ((size_t)256 << 20)

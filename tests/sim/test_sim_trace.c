@@ -309,6 +309,11 @@ static void test_refused(void **state)
          "trace: a csv trace of BurstGPT has no block ids, so nothing can be found in a cache; "
          "`imbrex bench engine --trace` takes it"},
         {"", IMBREX_STATUS_FORMAT, "trace: expected requests, found none"},
+        {"\x7f"
+         "ELF\x02\x01\n",
+         IMBREX_STATUS_FORMAT,
+         "trace: expected a trace as lines of JSON (Mooncake, Bailian, WEKA), or such a file in "
+         "zstd, found a binary file"},
         {"\nhello\n", IMBREX_STATUS_FORMAT,
          "trace: no line can be read as a trace; line 2: expected a number"},
         {"{\"a\": 1}", IMBREX_STATUS_FORMAT,
