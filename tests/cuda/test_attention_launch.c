@@ -141,10 +141,10 @@ static void test_scaled_kernels(void **state)
         int32_t head_dim;
         const char *decode, *prefill;
         uint32_t prefill_bytes;
-    } cases[] = {{KV_DTYPE_INT8, 64, "decode_attention_once_int8_64_8",
-                  "prefill_attention_int8_sm90_64", PREFILL_SCALED_SHARED_64},
-                 {KV_DTYPE_FP8, 64, "decode_attention_once_fp8_64_8",
-                  "prefill_attention_fp8_sm90_64", PREFILL_SCALED_SHARED_64},
+    } cases[] = {{KV_DTYPE_INT8, 64, "decode_attention_int8_64_8", "prefill_attention_int8_sm90_64",
+                  PREFILL_SCALED_SHARED_64},
+                 {KV_DTYPE_FP8, 64, "decode_attention_fp8_64_8", "prefill_attention_fp8_sm90_64",
+                  PREFILL_SCALED_SHARED_64},
                  {KV_DTYPE_INT8, 128, "decode_attention_int8_128_8",
                   "prefill_attention_int8_sm90_128", PREFILL_SCALED_SHARED_128},
                  {KV_DTYPE_FP8, 128, "decode_attention_fp8_128_8", "prefill_attention_fp8_sm90_128",
@@ -158,12 +158,16 @@ static void test_scaled_kernels(void **state)
         params.kv.dtype = cases[i].dtype;
         assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
         assert_string_equal(fake.kernel, cases[i].decode);
-        assert_int_equal(fake.config.sharedMemBytes, shape.head_dim == 64
-                                                         ? DECODE_ONCE_SHARED(DECODE_INT8, 64, 8)
-                                                         : DECODE_SCALED_SHARED(128, 8));
+        assert_int_equal(fake.config.sharedMemBytes, DECODE_SCALED_SHARED(shape.head_dim, 8));
         int32_t num_clusters = DECODE_SCALED_CLUSTERS(shape.head_dim, 8);
         assert_int_equal(fake.config.gridDimX,
                          (num_clusters < 64 ? num_clusters : 64) * DECODE_CLUSTER(shape.head_dim));
+        params = step_of(&shape, 1, DECODE_PART_BLOCKS);
+        params.kv.dtype = cases[i].dtype;
+        assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
+        assert_non_null(strstr(fake.kernel, "decode_attention_once_"));
+        assert_int_equal(fake.config.sharedMemBytes,
+                         DECODE_ONCE_SHARED(DECODE_INT8, shape.head_dim, 8));
         params = step_of(&shape, 16, 2 * 32768 / 16);
         params.kv.dtype = cases[i].dtype;
         assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);

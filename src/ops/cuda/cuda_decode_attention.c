@@ -109,7 +109,8 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
     };
     int kind = kind_of(kv->dtype), width = kv->head_dim == 64 ? 0 : 1;
     int heads = split.cta_heads == 8 ? 0 : 1;
-    bool is_once = num_items <= most_clusters;
+    /* Of 8-bit elements and more sequences the other kernels are no slower. */
+    bool is_once = num_items <= most_clusters && (!is_scaled || params->num_seqs == 1);
     int32_t shared_bytes = is_once     ? DECODE_ONCE_SHARED(kind, kv->head_dim, split.cta_heads)
                            : is_scaled ? DECODE_SCALED_SHARED(kv->head_dim, split.cta_heads)
                                        : DECODE_SHARED(kv->head_dim, split.cta_heads);

@@ -137,7 +137,7 @@ enum { DECODE_BF16, DECODE_INT8, DECODE_FP8 };
 
 /* decode_attention_once_*: stages of each warp, over which it writes what it found; queries beside
  * 8-bit elements; what CTAs tell each other, 8 rows for 8 heads, extremes and barriers. Launches of
- * no more items than clusters. */
+ * no more items than clusters, with 8-bit elements of a single sequence. */
 #define DECODE_STAGES 2
 #define DECODE_STAGE_BYTES(kind) ((kind) == DECODE_BF16 ? 8192 : 4352)
 #define DECODE_ONCE_SHARED(kind, head_dim, heads)                                          \
