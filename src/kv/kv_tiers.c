@@ -554,12 +554,16 @@ static struct batch *open_out(struct kv_tiers *tiers)
     return batch;
 }
 
-/* What was timed has come up. */
+/* What was timed has come up. The event behind it comes after that of its last batch, so it may not
+ * be done yet: then nothing is learned from this time. */
 static void learn(struct kv_tiers *tiers)
 {
     int64_t elapsed_ns = 0;
+    bool is_done = false;
     tiers->timed = NULL;
-    if (device_event_elapsed(tiers->device, tiers->timed_events[0], tiers->timed_events[1],
+    if (device_event_query(tiers->device, tiers->timed_events[1], &is_done) != IMBREX_STATUS_OK ||
+        !is_done ||
+        device_event_elapsed(tiers->device, tiers->timed_events[0], tiers->timed_events[1],
                              &elapsed_ns) != IMBREX_STATUS_OK ||
         elapsed_ns <= 0) {
         return;
