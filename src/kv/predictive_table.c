@@ -197,6 +197,16 @@ static double decay(double x)
     return sum;
 }
 
+double predictive_table_num_returns(const struct predictive_table *table, int32_t cell_idx)
+{
+    const struct predictive_cell *cell = &table->cells[cell_idx];
+    double num_returns = 0.0;
+    for (int32_t bin = 0; bin < PREDICTIVE_NUM_BINS; bin++) {
+        num_returns += cell->events[bin];
+    }
+    return num_returns;
+}
+
 static void compute_hazards(struct predictive_table *table, int32_t cell_idx)
 {
     struct predictive_cell *cell = &table->cells[cell_idx];

@@ -77,6 +77,8 @@ void predictive_table_return(struct predictive_table *table, int32_t cell_idx, i
 /* No return from one age to the other. */
 void predictive_table_expose(struct predictive_table *table, int32_t cell_idx, int64_t from_ns,
                              int64_t to_ns, double weight);
+/* Returns of the class so far. */
+double predictive_table_num_returns(const struct predictive_table *table, int32_t cell_idx);
 /* From now on indices are those of what was learned until now. */
 void predictive_table_renew(struct predictive_table *table);
 /* The index in 1/s around this age: *index + *slope * age in ns, up to the age *until_ns. Between

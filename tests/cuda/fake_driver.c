@@ -346,6 +346,10 @@ static CUresult fake_launch_kernel_ex(const CUlaunchConfig *config, CUfunction f
     }
     fake.config.attrs = fake.attributes;
     fake.kernel = (const char *)(void *)function;
+    if (fake.num_launches == 1) {
+        fake.first_kernel = fake.kernel;
+        fake.first_shared_bytes = config->sharedMemBytes;
+    }
     size_t params_bytes = params_bytes_of(fake.kernel);
     memcpy(&fake.params, arguments[0],
            params_bytes < sizeof(fake.params) ? params_bytes : sizeof(fake.params));

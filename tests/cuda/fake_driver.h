@@ -47,6 +47,9 @@ struct fake_driver {
     CUlaunchAttribute attributes[4];
     struct gemm_tile_params params;
     const char *kernel; /* name of the one launched last */
+    /* Of the one with which num_launches became 1. */
+    const char *first_kernel;
+    uint32_t first_shared_bytes;
 };
 
 extern struct fake_driver fake;

@@ -85,7 +85,7 @@ static void test_decode_grids(void **state)
 
     assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
     assert_int_equal(fake.num_launches, 1);
-    assert_string_equal(fake.kernel, "decode_attention_bf16_128_8");
+    assert_string_equal(fake.kernel, "decode_attention_once_bf16_128_8");
     assert_int_equal(fake.config.gridDimX, 4 * DECODE_CLUSTER(128)); /* a cluster a KV head */
 
     params = step_of(&shape_7b, 16, DECODE_PART_BLOCKS);
@@ -108,6 +108,29 @@ static void test_decode_grids(void **state)
     close_bed(&bed);
 }
 
+/* Catches launches in which clusters have one item each that do not get the kernels for it, others
+ * that do, and less memory than theirs. */
+static void test_decode_once(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t num_seqs, max_blocks;
+        bool is_once;
+    } cases[] = {{1, 2048, true}, {2, 2048, true}, {3, 2048, false},
+                 {1, 320, true},  {10, 64, true},  {11, 64, false}};
+    struct bed bed = open_bed(&shape_7b, sizeof(struct decode_attention_kernel_params));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        bool is_once = cases[i].is_once;
+        struct attend_params params = step_of(&shape_7b, cases[i].num_seqs, cases[i].max_blocks);
+        assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
+        assert_string_equal(fake.first_kernel, is_once ? "decode_attention_once_bf16_128_8"
+                                                       : "decode_attention_bf16_128_8");
+        assert_int_equal(fake.first_shared_bytes,
+                         is_once ? DECODE_ONCE_SHARED(DECODE_BF16, 128, 8) : DECODE_SHARED(128, 8));
+    }
+    close_bed(&bed);
+}
+
 /* Catches 8-bit keys and values that go to the kernels of bf16, or to those of other head_dims,
  * with too little shared memory or over other clusters. */
 static void test_scaled_kernels(void **state)
@@ -118,10 +141,10 @@ static void test_scaled_kernels(void **state)
         int32_t head_dim;
         const char *decode, *prefill;
         uint32_t prefill_bytes;
-    } cases[] = {{KV_DTYPE_INT8, 64, "decode_attention_int8_64_8", "prefill_attention_int8_sm90_64",
-                  PREFILL_SCALED_SHARED_64},
-                 {KV_DTYPE_FP8, 64, "decode_attention_fp8_64_8", "prefill_attention_fp8_sm90_64",
-                  PREFILL_SCALED_SHARED_64},
+    } cases[] = {{KV_DTYPE_INT8, 64, "decode_attention_once_int8_64_8",
+                  "prefill_attention_int8_sm90_64", PREFILL_SCALED_SHARED_64},
+                 {KV_DTYPE_FP8, 64, "decode_attention_once_fp8_64_8",
+                  "prefill_attention_fp8_sm90_64", PREFILL_SCALED_SHARED_64},
                  {KV_DTYPE_INT8, 128, "decode_attention_int8_128_8",
                   "prefill_attention_int8_sm90_128", PREFILL_SCALED_SHARED_128},
                  {KV_DTYPE_FP8, 128, "decode_attention_fp8_128_8", "prefill_attention_fp8_sm90_128",
@@ -135,7 +158,9 @@ static void test_scaled_kernels(void **state)
         params.kv.dtype = cases[i].dtype;
         assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
         assert_string_equal(fake.kernel, cases[i].decode);
-        assert_int_equal(fake.config.sharedMemBytes, DECODE_SCALED_SHARED(shape.head_dim, 8));
+        assert_int_equal(fake.config.sharedMemBytes, shape.head_dim == 64
+                                                         ? DECODE_ONCE_SHARED(DECODE_INT8, 64, 8)
+                                                         : DECODE_SCALED_SHARED(128, 8));
         int32_t num_clusters = DECODE_SCALED_CLUSTERS(shape.head_dim, 8);
         assert_int_equal(fake.config.gridDimX,
                          (num_clusters < 64 ? num_clusters : 64) * DECODE_CLUSTER(shape.head_dim));
@@ -182,7 +207,7 @@ static void test_decode_shapes(void **state)
     struct bed bed = open_bed(&shape, sizeof(struct decode_attention_kernel_params));
     struct attend_params params = step_of(&shape, 1, 4);
     assert_int_equal(decode(&bed, &params), IMBREX_STATUS_OK);
-    assert_string_equal(fake.kernel, "decode_attention_bf16_64_16");
+    assert_string_equal(fake.kernel, "decode_attention_once_bf16_64_16");
     assert_int_equal(fake.config.gridDimX, 3 * DECODE_CLUSTER(64)); /* 16 + 16 + 8 heads */
 
     params.kv.head_dim = 96;
@@ -237,7 +262,7 @@ int run_attention_launch_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_decode_grids),   cmocka_unit_test(test_decode_scratch),
         cmocka_unit_test(test_decode_shapes),  cmocka_unit_test(test_scaled_kernels),
-        cmocka_unit_test(test_tensor_kernels),
+        cmocka_unit_test(test_tensor_kernels), cmocka_unit_test(test_decode_once),
     };
     return cmocka_run_group_tests_name("attention_launch", tests, NULL, NULL);
 }

@@ -111,6 +111,11 @@ static void check_decode(size_t shape_step)
         seqs[j] = (struct sequence){1, 1 + (int32_t)random_below(90)};
     }
     check_decode_of(&shapes[1], seqs, MAX_SEQS, 300, "decode, many");
+    /* Some of them in parts, of which a cluster has more than it looks at at once. */
+    for (int32_t j = 0; j < MAX_SEQS; j += 8) {
+        seqs[j] = (struct sequence){1, 1 + (int32_t)random_below(3000)};
+    }
+    check_decode_of(&shapes[1], seqs, MAX_SEQS, 300, "decode, many parts");
 }
 
 #include "attention_bench.h"

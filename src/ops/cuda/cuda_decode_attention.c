@@ -20,7 +20,7 @@ static struct head_split split_heads(int32_t num_heads, int32_t num_kv_heads, in
     return (struct head_split){cta_heads, num_columns, most_parts};
 }
 
-/* By kind, head_dim and heads of a CTA. */
+/* By head_dim and heads of a CTA; once: for launches of no more items than clusters. */
 #define DECODE_KERNELS(kind)                                                                      \
     {                                                                                             \
         {OP_KERNEL_decode_attention_##kind##_64_8, OP_KERNEL_decode_attention_##kind##_64_16},    \
@@ -31,6 +31,9 @@ static struct head_split split_heads(int32_t num_heads, int32_t num_kv_heads, in
 static const enum op_kernel kernels[3][2][2] = {[DECODE_BF16] = DECODE_KERNELS(bf16),
                                                 [DECODE_INT8] = DECODE_KERNELS(int8),
                                                 [DECODE_FP8] = DECODE_KERNELS(fp8)};
+static const enum op_kernel once_kernels[3][2][2] = {[DECODE_BF16] = DECODE_KERNELS(once_bf16),
+                                                     [DECODE_INT8] = DECODE_KERNELS(once_int8),
+                                                     [DECODE_FP8] = DECODE_KERNELS(once_fp8)};
 
 static int kind_of(enum kv_dtype dtype)
 {
@@ -64,8 +67,8 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
         split_heads(params->num_heads, kv->num_kv_heads, kv->head_dim, is_scaled);
     int32_t max_parts = DECODE_PARTS(params->max_blocks, split.most_parts);
     int32_t num_rows = params->num_seqs * split.num_columns, num_items = num_rows * max_parts;
-    int32_t num_clusters = clusters_of(cuda, kv->head_dim, split.cta_heads, is_scaled);
-    num_clusters = num_items < num_clusters ? num_items : num_clusters;
+    int32_t most_clusters = clusters_of(cuda, kv->head_dim, split.cta_heads, is_scaled);
+    int32_t num_clusters = num_items < most_clusters ? num_items : most_clusters;
     int64_t num_partials = (int64_t)params->num_seqs * params->num_heads * max_parts;
     float *partials = (float *)(void *)cuda->scratch;
     if (max_parts > 1 &&
@@ -104,12 +107,15 @@ void cuda_decode_attend(struct backend_cuda *cuda, const struct attend_params *p
                        : kv->dtype == KV_DTYPE_INT8 ? DECODE_INT8_SCORE_UNIT
                                                     : 1.0f),
     };
-    int32_t shared_bytes = is_scaled ? DECODE_SCALED_SHARED(kv->head_dim, split.cta_heads)
-                                     : DECODE_SHARED(kv->head_dim, split.cta_heads);
+    int kind = kind_of(kv->dtype), width = kv->head_dim == 64 ? 0 : 1;
+    int heads = split.cta_heads == 8 ? 0 : 1;
+    bool is_once = num_items <= most_clusters;
+    int32_t shared_bytes = is_once     ? DECODE_ONCE_SHARED(kind, kv->head_dim, split.cta_heads)
+                           : is_scaled ? DECODE_SCALED_SHARED(kv->head_dim, split.cta_heads)
+                                       : DECODE_SHARED(kv->head_dim, split.cta_heads);
     cuda_launch(
         cuda,
-        &(struct op_launch){.kernel = kernels[kind_of(kv->dtype)][kv->head_dim == 64 ? 0 : 1]
-                                             [split.cta_heads == 8 ? 0 : 1],
+        &(struct op_launch){.kernel = (is_once ? once_kernels : kernels)[kind][width][heads],
                             .grid_x = (uint32_t)(DECODE_CLUSTER(kv->head_dim) * num_clusters),
                             .num_threads = DECODE_THREADS,
                             .shared_bytes = (uint32_t)shared_bytes,

@@ -97,7 +97,9 @@ void cuda_kv_store(struct backend_cuda *cuda, const struct qkv_params *params)
         .num_kv_heads = kv->num_kv_heads,
         .head_dim = kv->head_dim,
         .block_size = kv->block_size,
-        .row_groups = row_groups};
+        .row_groups = row_groups,
+        /* With more tokens attention takes places on the SMs that the product ahead still needs. */
+        .is_early = params->num_tokens == 1 ? 1 : 0};
     int64_t num_threads = told.num_warps * WARP_THREADS;
     cuda_launch(
         cuda,

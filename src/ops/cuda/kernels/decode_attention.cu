@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of single tokens: all that matters is to read keys and values once, and with enough
- * loads under way at all times. A warp takes 16-key blocks of the cache straight into registers,
- * those of the next item while the last one's results are merged:
+ * loads under way at all times. Where there are more items than clusters, a warp takes 16-key
+ * blocks of the cache straight into registers, those of the next item while the last one's results
+ * are merged; else see attend_once.
  *
  *   keys      K0 |    K1 ->        |    next item's ->        |
  *   values    V0 |            V1 ->|            next item's -> |
@@ -85,6 +86,19 @@ static __device__ __forceinline__ bool describe_item(const decode_params &params
     return true;
 }
 
+/* This warp's part of an item. */
+template <int HEAD_DIM>
+static __device__ __forceinline__ struct decode_run run_of(const struct decode_item &item)
+{
+    constexpr int BLOCKS = 128 / HEAD_DIM, SLOTS = DECODE_CLUSTER(HEAD_DIM) * WARPS;
+    int32_t slot = (int32_t)cluster_cta_rank() * WARPS + (int32_t)threadIdx.x / 32;
+    int32_t length = (item.end - item.begin + SLOTS * BLOCKS - 1) / (SLOTS * BLOCKS) * BLOCKS;
+    int32_t begin = min(item.end, item.begin + slot * length);
+    int32_t end = min(item.end, begin + length);
+    return {begin, end, item.low,
+            begin < end ? min(item.high, end * ATTENTION_BLOCK_SIZE) : item.low};
+}
+
 /* The next item into *item, in shared memory too. */
 static __device__ __forceinline__ bool queue_pop(const decode_params &params,
                                                  struct decode_queue *queue,
@@ -125,16 +139,25 @@ template <int KIND, int N_TILES, int HEAD_DIM> struct decode_work {
     struct decode_step<KIND, HEAD_DIM> step;
 };
 
-/* Head h of a cluster's 8 or 16 belongs to CTA h % DECODE_CLUSTER, is row h / DECODE_CLUSTER there.
- * Rows of accum are longer by 4 so that a warp's heads lie in different banks. */
-template <int N_TILES, int HEAD_DIM> struct decode_shared {
+/* What the warps of a CTA found: accumulators of a head, longer by 4 so that a warp's heads lie in
+ * different banks. */
+template <int N_TILES, int HEAD_DIM> struct decode_found {
+    float accum[N_TILES * 8][HEAD_DIM + 4];
+};
+
+/* What warps and CTAs tell each other, of BUFFERS items in turn. Head h of a cluster's 8 or 16
+ * belongs to CTA h % DECODE_CLUSTER, is row h / DECODE_CLUSTER there. */
+template <int N_TILES, int HEAD_DIM, int BUFFERS> struct decode_exchange {
     static constexpr int CLUSTER = DECODE_CLUSTER(HEAD_DIM), ROWS = N_TILES * 8 / CLUSTER;
-    float accum[WARPS][N_TILES * 8][HEAD_DIM + 4]; /* what the warps found */
-    /* What the CTAs of the cluster found of this one's heads, of two items in turn. */
-    float received[2][CLUSTER][ROWS][HEAD_DIM];
-    float received_extremes[2][CLUSTER][ROWS][2]; /* largest score, sum of weights */
+    float received[BUFFERS][CLUSTER][ROWS][HEAD_DIM];
+    float received_extremes[BUFFERS][CLUSTER][ROWS][2]; /* largest score, sum of weights */
     float largest[WARPS][N_TILES * 8], sum[WARPS][N_TILES * 8];
-    uint64_t full[2], empty[2]; /* barriers of received */
+    uint64_t full[BUFFERS], empty[BUFFERS]; /* barriers of received */
+};
+
+template <int N_TILES, int HEAD_DIM> struct decode_shared {
+    struct decode_found<N_TILES, HEAD_DIM> found[WARPS];
+    struct decode_exchange<N_TILES, HEAD_DIM, 2> exchange;
     /* Each warp's own, so that none waits for another: items in turn, those of the queue, runs
      * of this one and the next, the next one's blocks. */
     struct decode_item items[WARPS][4];
@@ -149,19 +172,12 @@ template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ bool find_item(const decode_params &params, int32_t count,
                                                  struct decode_shared<N_TILES, HEAD_DIM> *shared)
 {
-    constexpr int BLOCKS = decode_step<KIND, HEAD_DIM>::BLOCKS;
-    constexpr int SLOTS = DECODE_CLUSTER(HEAD_DIM) * WARPS;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     struct decode_item *item = &shared->items[warp][count % 4];
     struct decode_run run = {0, 0, 0, 0};
     bool exists = queue_pop(params, &shared->queues[warp], item);
     if (exists) {
-        int32_t begin = item->begin, end = item->end;
-        int32_t length = (end - begin + SLOTS * BLOCKS - 1) / (SLOTS * BLOCKS) * BLOCKS;
-        run.begin = min(end, begin + ((int32_t)cluster_cta_rank() * WARPS + warp) * length);
-        run.end = min(end, run.begin + length);
-        run.low = item->low;
-        run.high = run.begin < run.end ? min(item->high, run.end * ATTENTION_BLOCK_SIZE) : run.low;
+        run = run_of<HEAD_DIM>(*item);
         if (run.begin < run.end) {
             shared->entries[warp][lane] =
                 params.block_tables[(int64_t)item->seq * params.max_blocks +
@@ -195,11 +211,10 @@ static __device__ __forceinline__ void take_run(
 
 template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void load_queries(
-    const decode_params &params, const struct decode_shared<N_TILES, HEAD_DIM> *shared,
-    int32_t count, struct decode_work<KIND, N_TILES, HEAD_DIM> &work)
+    const decode_params &params, const struct decode_item *item,
+    struct decode_queries<KIND, N_TILES, HEAD_DIM> &queries)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const struct decode_item *item = &shared->items[warp][count % 4];
+    int lane = threadIdx.x % 32;
     int32_t kv_head = item->column % params.num_kv_heads;
     int32_t first_head = item->column / params.num_kv_heads * N_TILES * 8; /* of the group */
     const uint16_t *q = (const uint16_t *)params.qkv +
@@ -212,8 +227,8 @@ static __device__ __forceinline__ void load_queries(
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 32; i++) {
             bool is_there = head < params.group_heads;
-            load_query(work.queries, n, i,
-                       is_there ? q + head * HEAD_DIM + lane % 4 * 8 + i * 32 : q, is_there);
+            load_query(queries, n, i, is_there ? q + head * HEAD_DIM + lane % 4 * 8 + i * 32 : q,
+                       is_there);
         }
     }
     if constexpr (KIND != DECODE_BF16) {
@@ -323,7 +338,8 @@ static __device__ __forceinline__ void walk(const decode_params &params,
         if (is_last) {
             take_run<KIND, N_TILES, HEAD_DIM>(params, shared, count + 1, has_next, work);
             if (has_next) {
-                load_queries<KIND, N_TILES, HEAD_DIM>(params, shared, count + 1, work);
+                load_queries(params, &shared->items[threadIdx.x / 32][(count + 1) % 4],
+                             work.queries);
             }
             block = work.begin;
         }
@@ -342,33 +358,12 @@ static __device__ __forceinline__ void walk(const decode_params &params,
     } while (!is_last);
 }
 
-template <int N_TILES, int HEAD_DIM>
-static __device__ __forceinline__ void clear_state(struct decode_state<N_TILES, HEAD_DIM> &state)
-{
-#pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            state.largest[n][i] = -INFINITY;
-            state.sum[n][i] = 0.0f;
-        }
-#pragma unroll
-        for (int c = 0; c < HEAD_DIM / 64; c++) {
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    state.accum[c][t][n][i] = 0.0f;
-                }
-            }
-        }
-    }
-}
-
-template <int KIND, int N_TILES, int HEAD_DIM>
+/* found: of this warp. */
+template <int KIND, int N_TILES, int HEAD_DIM, int BUFFERS>
 static __device__ __forceinline__ void share_state(
     const struct decode_state<N_TILES, HEAD_DIM> &state,
-    struct decode_shared<N_TILES, HEAD_DIM> *shared)
+    struct decode_found<N_TILES, HEAD_DIM> *found,
+    struct decode_exchange<N_TILES, HEAD_DIM, BUFFERS> *exchange)
 {
     int warp = threadIdx.x / 32, lane = lane_read();
 #pragma unroll
@@ -382,13 +377,13 @@ static __device__ __forceinline__ void share_state(
                 sum += __shfl_xor_sync(FULL_MASK, sum, distance);
             }
             if (lane < 4) {
-                shared->largest[warp][head] = state.largest[n][i];
-                shared->sum[warp][head] = KIND == DECODE_BF16 ? sum : DECODE_SUM_UNIT * sum;
+                exchange->largest[warp][head] = state.largest[n][i];
+                exchange->sum[warp][head] = KIND == DECODE_BF16 ? sum : DECODE_SUM_UNIT * sum;
             }
 #pragma unroll
             for (int c = 0; c < HEAD_DIM / 64; c++) {
                 int column = accum_column<KIND, HEAD_DIM>(c);
-                float4 *to = (float4 *)&shared->accum[warp][head][column];
+                float4 *to = (float4 *)&found->accum[head][column];
                 to[0] = make_float4(state.accum[c][0][n][i], state.accum[c][0][n][i + 2],
                                     state.accum[c][1][n][i], state.accum[c][1][n][i + 2]);
                 to[1] = make_float4(state.accum[c][2][n][i], state.accum[c][2][n][i + 2],
@@ -405,10 +400,12 @@ static __device__ __forceinline__ float share_weight(float largest, float overal
     return largest == -INFINITY ? 0.0f : exp2_approx((largest - overall) * exp2_scale);
 }
 
-/* To the CTAs that they belong to; warp w merges and sends heads w, w + WARPS, ... */
-template <int N_TILES, int HEAD_DIM>
-static __device__ __forceinline__ void send_heads(float exp2_scale, int buffer,
-                                                  struct decode_shared<N_TILES, HEAD_DIM> *shared)
+/* To the CTAs that they belong to; warp w merges and sends heads w, w + WARPS, ... What the first
+ * warp found is at `found`, the next one's found_bytes further. */
+template <int N_TILES, int HEAD_DIM, int BUFFERS>
+static __device__ __forceinline__ void send_heads(
+    float exp2_scale, int buffer, const unsigned char *found, int found_bytes,
+    struct decode_exchange<N_TILES, HEAD_DIM, BUFFERS> *exchange)
 {
     constexpr int CLUSTER = DECODE_CLUSTER(HEAD_DIM);
     int lane = threadIdx.x % 32;
@@ -417,30 +414,32 @@ static __device__ __forceinline__ void send_heads(float exp2_scale, int buffer,
         float weights[WARPS], largest = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
-            largest = fmaxf(largest, shared->largest[i][head]);
+            largest = fmaxf(largest, exchange->largest[i][head]);
         }
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
-            weights[i] = share_weight(shared->largest[i][head], largest, exp2_scale);
-            sum += weights[i] * shared->sum[i][head];
+            weights[i] = share_weight(exchange->largest[i][head], largest, exp2_scale);
+            sum += weights[i] * exchange->sum[i][head];
         }
         uint32_t to = head % CLUSTER;
-        uint32_t barrier = cluster_address(shared_address(&shared->full[buffer]), to);
+        uint32_t barrier = cluster_address(shared_address(&exchange->full[buffer]), to);
         if (lane * 4 < HEAD_DIM) {
             float accum[4] = {};
 #pragma unroll
             for (int i = 0; i < WARPS; i++) {
-                const float *found = &shared->accum[i][head][lane * 4];
+                const float *of_warp =
+                    &((const decode_found<N_TILES, HEAD_DIM> *)(found + i * found_bytes))
+                         ->accum[head][lane * 4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    accum[j] += weights[i] * found[j];
+                    accum[j] += weights[i] * of_warp[j];
                 }
             }
-            float *place = &shared->received[buffer][from][head / CLUSTER][lane * 4];
+            float *place = &exchange->received[buffer][from][head / CLUSTER][lane * 4];
             cluster_store_16(cluster_address(shared_address(place), to), accum, barrier);
         }
         if (lane == 0) {
-            float *place = shared->received_extremes[buffer][from][head / CLUSTER];
+            float *place = exchange->received_extremes[buffer][from][head / CLUSTER];
             cluster_store_8(cluster_address(shared_address(place), to), largest, sum, barrier);
         }
     }
@@ -456,23 +455,23 @@ static __device__ __forceinline__ void store_result(const decode_params &params,
 }
 
 /* A column of a row of this CTA. */
-template <int N_TILES, int HEAD_DIM>
+template <int N_TILES, int HEAD_DIM, int BUFFERS>
 static __device__ __forceinline__ void merge_column(
-    const decode_params &params, const struct decode_shared<N_TILES, HEAD_DIM> *shared, int buffer,
-    int row, int column, const struct decode_item *item, int32_t head)
+    const decode_params &params, const struct decode_exchange<N_TILES, HEAD_DIM, BUFFERS> *exchange,
+    int buffer, int row, int column, const struct decode_item *item, int32_t head)
 {
     constexpr int CLUSTER = DECODE_CLUSTER(HEAD_DIM);
     float largest = -INFINITY, sum = 0.0f, accum = 0.0f;
 #pragma unroll
     for (int i = 0; i < CLUSTER; i++) {
-        largest = fmaxf(largest, shared->received_extremes[buffer][i][row][0]);
+        largest = fmaxf(largest, exchange->received_extremes[buffer][i][row][0]);
     }
 #pragma unroll
     for (int i = 0; i < CLUSTER; i++) {
-        const float *extremes = shared->received_extremes[buffer][i][row];
+        const float *extremes = exchange->received_extremes[buffer][i][row];
         float weight = share_weight(extremes[0], largest, params.exp2_scale);
         sum += weight * extremes[1];
-        accum += weight * shared->received[buffer][i][row][column];
+        accum += weight * exchange->received[buffer][i][row][column];
     }
     if (item->num_parts == 1) {
         store_result(params, HEAD_DIM, item->token, head, column, accum / sum);
@@ -486,42 +485,52 @@ static __device__ __forceinline__ void merge_column(
     }
 }
 
-template <int N_TILES, int HEAD_DIM>
-static __device__ __forceinline__ void arm(struct decode_shared<N_TILES, HEAD_DIM> *shared,
-                                           int buffer)
+template <int N_TILES, int HEAD_DIM, int BUFFERS>
+static __device__ __forceinline__ void arm(
+    struct decode_exchange<N_TILES, HEAD_DIM, BUFFERS> *exchange, int buffer)
 {
-    mbarrier_expect_bytes(shared_address(&shared->full[buffer]),
-                          sizeof(shared->received[0]) + sizeof(shared->received_extremes[0]));
+    mbarrier_expect_bytes(shared_address(&exchange->full[buffer]),
+                          sizeof(exchange->received[0]) + sizeof(exchange->received_extremes[0]));
 }
 
-/* This CTA's heads of item count. is_reused: its buffer will be sent to again. */
-template <int N_TILES, int HEAD_DIM>
-static __device__ __forceinline__ void finish_item(const decode_params &params, int32_t count,
-                                                   bool is_reused,
-                                                   struct decode_shared<N_TILES, HEAD_DIM> *shared)
+/* This CTA's heads of an item that has been sent: into the result, or what the parts found. */
+template <int N_TILES, int HEAD_DIM, int BUFFERS>
+static __device__ __forceinline__ void merge_heads(
+    const decode_params &params, const struct decode_exchange<N_TILES, HEAD_DIM, BUFFERS> *exchange,
+    int buffer, const struct decode_item *item)
 {
     constexpr int CLUSTER = DECODE_CLUSTER(HEAD_DIM), ROWS = N_TILES * 8 / CLUSTER;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, buffer = count % 2;
-    const struct decode_item *item = &shared->items[warp][count % 4];
     int32_t chunk = item->column / params.num_kv_heads;
     int32_t kv_head = item->column - chunk * params.num_kv_heads;
-    mbarrier_wait(shared_address(&shared->full[buffer]), count / 2 % 2);
 #pragma unroll
     for (int i = threadIdx.x; i < ROWS * HEAD_DIM; i += DECODE_THREADS) {
         int row = i / HEAD_DIM, column = i % HEAD_DIM;
         int32_t in_group = chunk * N_TILES * 8 + row * CLUSTER + (int32_t)cluster_cta_rank();
         if (in_group < params.group_heads) {
-            merge_column<N_TILES, HEAD_DIM>(params, shared, buffer, row, column, item,
-                                            kv_head * params.group_heads + in_group);
+            merge_column(params, exchange, buffer, row, column, item,
+                         kv_head * params.group_heads + in_group);
         }
     }
+}
+
+/* Item count. is_reused: its buffer will be sent to again. */
+template <int N_TILES, int HEAD_DIM>
+static __device__ __forceinline__ void finish_item(const decode_params &params, int32_t count,
+                                                   bool is_reused,
+                                                   struct decode_shared<N_TILES, HEAD_DIM> *shared)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, buffer = count % 2;
+    struct decode_exchange<N_TILES, HEAD_DIM, 2> *exchange = &shared->exchange;
+    mbarrier_wait(shared_address(&exchange->full[buffer]), count / 2 % 2);
+    merge_heads(params, exchange, buffer, &shared->items[warp][count % 4]);
     if (is_reused) {
         if (threadIdx.x == 0) {
-            arm(shared, buffer);
+            arm(exchange, buffer);
         }
         __syncwarp();
-        if (lane < CLUSTER) {
-            mbarrier_arrive_cluster(cluster_address(shared_address(&shared->empty[buffer]), lane));
+        if (lane < DECODE_CLUSTER(HEAD_DIM)) {
+            mbarrier_arrive_cluster(
+                cluster_address(shared_address(&exchange->empty[buffer]), lane));
         }
     }
 }
@@ -529,13 +538,14 @@ static __device__ __forceinline__ void finish_item(const decode_params &params, 
 template <int KIND, int N_TILES, int HEAD_DIM>
 static __device__ __forceinline__ void attend(const decode_params &params)
 {
-    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    extern __shared__ __align__(128) unsigned char dynamic_shared[];
     static_assert(sizeof(struct decode_shared<N_TILES, HEAD_DIM>) <=
                           DECODE_SHARED(HEAD_DIM, N_TILES * 8) &&
                       sizeof(struct decode_shared<N_TILES, HEAD_DIM>) % 16 == 0,
                   "the launch gives too little");
     struct decode_shared<N_TILES, HEAD_DIM> *shared =
         (struct decode_shared<N_TILES, HEAD_DIM> *)dynamic_shared;
+    struct decode_exchange<N_TILES, HEAD_DIM, 2> *exchange = &shared->exchange;
     constexpr int CLUSTER = DECODE_CLUSTER(HEAD_DIM);
     struct decode_work<KIND, N_TILES, HEAD_DIM> work;
     if constexpr (KIND != DECODE_BF16) {
@@ -546,12 +556,12 @@ static __device__ __forceinline__ void attend(const decode_params &params)
 
     if (threadIdx.x == 0) {
         for (int buffer = 0; buffer < 2; buffer++) {
-            mbarrier_init(shared_address(&shared->full[buffer]), 1);
-            mbarrier_init(shared_address(&shared->empty[buffer]), CLUSTER * WARPS);
+            mbarrier_init(shared_address(&exchange->full[buffer]), 1);
+            mbarrier_init(shared_address(&exchange->empty[buffer]), CLUSTER * WARPS);
         }
         mbarrier_init_fence();
-        arm(shared, 0);
-        arm(shared, 1);
+        arm(exchange, 0);
+        arm(exchange, 1);
     }
     if (threadIdx.x % 32 == 0) {
         shared->queues[threadIdx.x / 32].next = (int32_t)blockIdx.x / CLUSTER;
@@ -574,7 +584,7 @@ static __device__ __forceinline__ void attend(const decode_params &params)
         prefetch_step<KIND, N_TILES, HEAD_DIM>(params, min(work.end, newest), work);
     }
     grid_wait_for_previous();
-    load_queries<KIND, N_TILES, HEAD_DIM>(params, shared, 0, work);
+    load_queries(params, &shared->items[threadIdx.x / 32][0], work.queries);
     if (has_keys && !is_early) {
         load_step_keys(params, shared, 0, work.begin, work);
         load_step_values(params, work.begin, work);
@@ -582,18 +592,19 @@ static __device__ __forceinline__ void attend(const decode_params &params)
     for (int32_t count = 0;; count++) {
         struct decode_state<N_TILES, HEAD_DIM> state;
         bool has_next = find_item<KIND, N_TILES, HEAD_DIM>(params, count + 1, shared);
-        clear_state<N_TILES, HEAD_DIM>(state);
+        clear_state(state);
         walk<KIND, N_TILES, HEAD_DIM>(params, shared, count, has_next, work, state);
         __syncthreads(); /* the heads before have been sent */
-        share_state<KIND, N_TILES, HEAD_DIM>(state, shared);
+        share_state<KIND>(state, &shared->found[threadIdx.x / 32], exchange);
         __syncthreads();
         if (count == 0) {
             cluster_wait(); /* all barriers exist */
         }
         if (count >= 2) {
-            mbarrier_wait(shared_address(&shared->empty[count % 2]), count / 2 % 2 ^ 1);
+            mbarrier_wait(shared_address(&exchange->empty[count % 2]), count / 2 % 2 ^ 1);
         }
-        send_heads<N_TILES, HEAD_DIM>(params.exp2_scale, count % 2, shared);
+        send_heads(params.exp2_scale, count % 2, (const unsigned char *)shared->found,
+                   sizeof(shared->found[0]), exchange);
         if (count >= 1) {
             finish_item<N_TILES, HEAD_DIM>(params, count - 1, has_next, shared);
         }
@@ -604,12 +615,123 @@ static __device__ __forceinline__ void attend(const decode_params &params)
     }
 }
 
+/* ---- one item a cluster ---------------------------------------------------------------------- */
+
+/* Of the item whose number is the cluster's: with nothing to load behind it, a warp has two stages
+ * of its own in shared memory instead of a step in registers, so that twice as much is under way,
+ * and writes what it found over them. */
+template <int KIND, int N_TILES, int HEAD_DIM>
+static __device__ __forceinline__ void attend_once(const decode_params &params)
+{
+    constexpr int BLOCKS = decode_step<KIND, HEAD_DIM>::BLOCKS, STAGES = DECODE_STAGES;
+    constexpr int OWN_BYTES = STAGES * DECODE_STAGE_BYTES(KIND);
+    constexpr int QUERY_BYTES = KIND == DECODE_BF16 ? 0 : DECODE_QUERY_BYTES(HEAD_DIM, N_TILES * 8);
+    extern __shared__ __align__(128) unsigned char dynamic_shared[];
+    static_assert(sizeof(struct decode_found<N_TILES, HEAD_DIM>) <= OWN_BYTES &&
+                      WARPS * (OWN_BYTES + QUERY_BYTES) +
+                              sizeof(struct decode_exchange<N_TILES, HEAD_DIM, 1>) <=
+                          DECODE_ONCE_SHARED(KIND, HEAD_DIM, N_TILES * 8),
+                  "the launch gives too little");
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    unsigned char *own = dynamic_shared + warp * OWN_BYTES;
+    unsigned char *all_queries = dynamic_shared + WARPS * OWN_BYTES;
+    struct decode_exchange<N_TILES, HEAD_DIM, 1> *exchange =
+        (struct decode_exchange<N_TILES, HEAD_DIM, 1> *)(all_queries + WARPS * QUERY_BYTES);
+    struct decode_queries<KIND, N_TILES, HEAD_DIM> queries;
+    if constexpr (KIND != DECODE_BF16) {
+        queries.pieces = shared_address(all_queries) + warp * QUERY_BYTES + lane * 16;
+    }
+    if (threadIdx.x == 0) {
+        mbarrier_init(shared_address(&exchange->full[0]), 1);
+        mbarrier_init_fence();
+        arm(exchange, 0);
+    }
+    __syncthreads();
+    cluster_arrive();
+    grid_release_next();
+    struct decode_item item;
+    if (!describe_item(params, (int32_t)blockIdx.x / DECODE_CLUSTER(HEAD_DIM), &item)) {
+        grid_wait_for_previous(); /* the next kernel counts on it */
+        return;                   /* as the whole cluster does */
+    }
+    const struct decode_run run = run_of<HEAD_DIM>(item);
+    const int32_t *table = params.block_tables + (int64_t)item.seq * params.max_blocks;
+    int32_t keys_offset =
+        item.column % params.num_kv_heads * decode_step<KIND, HEAD_DIM>::HEAD_BYTES;
+    int32_t newest = (item.high - 1) / ATTENTION_BLOCK_SIZE;
+    int32_t next = run.begin, entry = 0; /* what is loaded next; lane l: the table's l-th around */
+    bool is_waiting = true;              /* for the kernel ahead */
+    struct decode_state<N_TILES, HEAD_DIM> state;
+    clear_state(state);
+    /* A turn computes the step of STAGES turns ago and loads one, or nothing behind the last. */
+    for (int32_t turn = 0, block = run.begin; block < run.end || is_waiting; turn++) {
+        uint32_t stage = shared_address(own) + turn % STAGES * DECODE_STAGE_BYTES(KIND);
+        if (is_waiting && (turn == STAGES || next >= run.end || next + BLOCKS > newest)) {
+            grid_wait_for_previous();
+            load_queries(params, &item, queries);
+            is_waiting = false;
+        }
+        if (turn >= STAGES) {
+            struct decode_step<KIND, HEAD_DIM> step;
+            float scores[BLOCKS][N_TILES][4];
+            if (turn == STAGES) {
+                arrange_queries(queries);
+            }
+            copy_async_wait<STAGES - 1>();
+            __syncwarp(); /* of all lanes */
+            read_keys(stage, step);
+            read_values(stage, step);
+            multiply_keys(scores, step, queries);
+            int32_t first_key = block * ATTENTION_BLOCK_SIZE;
+            if (first_key < run.low || first_key + BLOCKS * ATTENTION_BLOCK_SIZE > run.high) {
+                mask_scores(run.low, run.high, first_key, scores);
+                clear_values(run.low, run.high, first_key, step);
+            }
+            soften<KIND, N_TILES, HEAD_DIM, BLOCKS>(params.exp2_scale, scores, state);
+#pragma unroll
+            for (int i = 0; i < BLOCKS; i++) {
+                multiply_values(scores[i], step, i, state);
+            }
+            __syncwarp(); /* nobody reads the stage any more */
+            block += BLOCKS;
+        }
+        if (next < run.end) {
+            const unsigned char *keys[BLOCKS];
+            int32_t in_run = next - run.begin;
+            if (in_run % 32 == 0) {
+                entry = table[min(next + lane, run.end - 1)];
+            }
+#pragma unroll
+            for (int i = 0; i < BLOCKS; i++) {
+                int32_t place = __shfl_sync(FULL_MASK, entry, in_run % 32 + i);
+                keys[i] = params.keys + keys_offset + place * params.block_bytes;
+            }
+            copy_step<KIND, HEAD_DIM>(stage, keys, params.value_bytes);
+            next += BLOCKS;
+        }
+        copy_async_commit();
+    }
+    copy_async_wait<0>(); /* for queries, where there were no keys */
+    share_state<KIND>(state, (struct decode_found<N_TILES, HEAD_DIM> *)own, exchange);
+    __syncthreads();
+    cluster_wait(); /* all barriers exist */
+    send_heads(params.exp2_scale, 0, dynamic_shared, OWN_BYTES, exchange);
+    mbarrier_wait(shared_address(&exchange->full[0]), 0);
+    merge_heads(params, exchange, 0, &item);
+}
+
 #define DECODE_ATTENTION_OF(kind, number, head_dim, heads)                                      \
     extern "C" __global__ void __launch_bounds__(DECODE_THREADS, DECODE_SM_CTAS(number, heads)) \
         decode_attention_##kind##_##head_dim##_##heads(                                         \
             const __grid_constant__ decode_params params)                                       \
     {                                                                                           \
         attend<number, (heads) / 8, head_dim>(params);                                          \
+    }                                                                                           \
+    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, DECODE_SM_CTAS(number, heads)) \
+        decode_attention_once_##kind##_##head_dim##_##heads(                                    \
+            const __grid_constant__ decode_params params)                                       \
+    {                                                                                           \
+        attend_once<number, (heads) / 8, head_dim>(params);                                     \
     }
 #define DECODE_ATTENTION(head_dim, heads)                   \
     DECODE_ATTENTION_OF(bf16, DECODE_BF16, head_dim, heads) \

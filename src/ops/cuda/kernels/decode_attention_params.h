@@ -135,14 +135,28 @@ enum { DECODE_BF16, DECODE_INT8, DECODE_FP8 };
 #define DECODE_SCALED_SHARED(head_dim, heads) \
     (DECODE_SHARED(head_dim, heads) + 4 * DECODE_QUERY_BYTES(head_dim, heads))
 
+/* decode_attention_once_*: stages of each warp, over which it writes what it found; queries beside
+ * 8-bit elements; what CTAs tell each other, 8 rows for 8 heads, extremes and barriers. Launches of
+ * no more items than clusters. */
+#define DECODE_STAGES 2
+#define DECODE_STAGE_BYTES(kind) ((kind) == DECODE_BF16 ? 8192 : 4352)
+#define DECODE_ONCE_SHARED(kind, head_dim, heads)                                          \
+    (4 * DECODE_STAGES * DECODE_STAGE_BYTES(kind) + ((head_dim) + 32) * 4 * (heads) + 64 + \
+     ((kind) == DECODE_BF16 ? 0 : 4 * DECODE_QUERY_BYTES(head_dim, heads)))
+
 /* decode_attention_<kind>_<head_dim>_<heads of a group that a CTA takes> */
-#define DECODE_ATTENTION_KERNEL(X, head_dim, heads)                                 \
-    X(decode_attention_bf16_##head_dim##_##heads, decode_attention,                 \
-      struct decode_attention_kernel_params, DECODE_SHARED(head_dim, heads))        \
-    X(decode_attention_int8_##head_dim##_##heads, decode_attention,                 \
-      struct decode_attention_kernel_params, DECODE_SCALED_SHARED(head_dim, heads)) \
-    X(decode_attention_fp8_##head_dim##_##heads, decode_attention,                  \
-      struct decode_attention_kernel_params, DECODE_SCALED_SHARED(head_dim, heads))
+#define DECODE_ATTENTION_KERNEL_OF(X, kind, number, head_dim, heads, shared) \
+    X(decode_attention_##kind##_##head_dim##_##heads, decode_attention,      \
+      struct decode_attention_kernel_params, shared)                         \
+    X(decode_attention_once_##kind##_##head_dim##_##heads, decode_attention, \
+      struct decode_attention_kernel_params, DECODE_ONCE_SHARED(number, head_dim, heads))
+#define DECODE_ATTENTION_KERNEL(X, head_dim, heads)                   \
+    DECODE_ATTENTION_KERNEL_OF(X, bf16, DECODE_BF16, head_dim, heads, \
+                               DECODE_SHARED(head_dim, heads))        \
+    DECODE_ATTENTION_KERNEL_OF(X, int8, DECODE_INT8, head_dim, heads, \
+                               DECODE_SCALED_SHARED(head_dim, heads)) \
+    DECODE_ATTENTION_KERNEL_OF(X, fp8, DECODE_FP8, head_dim, heads,   \
+                               DECODE_SCALED_SHARED(head_dim, heads))
 
 /* X(symbol, image, params type, most dynamic shared bytes) */
 #define DECODE_ATTENTION_KERNELS(X)                   \

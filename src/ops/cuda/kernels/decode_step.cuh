@@ -20,7 +20,7 @@
 
 #include "ops/cuda/kernels/decode_attention_params.h"
 #include "ops/cuda/kernels/kv_elements.cuh"
-#include "ops/cuda/kernels/ptx.cuh"
+#include "ops/cuda/kernels/ptx_attention.cuh"
 #include "ops/cuda/kernels/ptx_warp.cuh"
 
 #define FULL_MASK 0xffffffffu
@@ -57,6 +57,17 @@ template <int N_TILES, int HEAD_DIM> struct decode_state {
     float accum[HEAD_DIM / 64][4][N_TILES][4];
     float largest[N_TILES][2], sum[N_TILES][2]; /* sum: of this thread's keys alone */
 };
+
+/* Of no keys. */
+template <int N_TILES, int HEAD_DIM>
+static __device__ __forceinline__ void clear_state(struct decode_state<N_TILES, HEAD_DIM> &state)
+{
+    state = {};
+#pragma unroll
+    for (int i = 0; i < 2 * N_TILES; i++) {
+        state.largest[i / 2][i % 2] = -INFINITY;
+    }
+}
 
 template <int KIND, int HEAD_DIM> static __device__ __forceinline__ int accum_column(int c)
 {
@@ -156,6 +167,144 @@ static __device__ __forceinline__ uint32_t find_scales(const uint32_t (&scales)[
     using step = decode_step<KIND, HEAD_DIM>;
     int at = block * step::BLOCK_WORDS;
     return __shfl_sync(FULL_MASK, scales[at / 32], at % 32 + row * step::ROW_WORDS + word);
+}
+
+/* ---- loads by way of shared memory ----------------------------------------------------------- */
+
+/* A step as it lies in a stage: keys of its blocks, their values, then the scales of both. */
+template <int KIND, int HEAD_DIM> struct decode_stage {
+    static constexpr int BLOCKS = decode_step<KIND, HEAD_DIM>::BLOCKS;
+    static constexpr int ROW_BYTES = HEAD_DIM * (KIND == DECODE_BF16 ? 2 : 1);
+    static constexpr int ELEMENT_BYTES = ATTENTION_BLOCK_SIZE * ROW_BYTES; /* of a block */
+    static constexpr int SCALE_BYTES = decode_step<KIND, HEAD_DIM>::HEAD_BYTES - ELEMENT_BYTES;
+    static constexpr int VALUES = BLOCKS * ELEMENT_BYTES;
+    static constexpr int KEY_SCALES = 2 * VALUES;
+    static constexpr int VALUE_SCALES = KEY_SCALES + BLOCKS * SCALE_BYTES;
+    static_assert(VALUE_SCALES + BLOCKS * SCALE_BYTES == DECODE_STAGE_BYTES(KIND),
+                  "a stage is a step");
+};
+
+/* A block's keys, or values, of a head are one piece of memory, which is copied as it lies, 512
+ * bytes an instruction. In lines of 128 bytes the 16-byte chunks change places, so that those who
+ * read find theirs in different banks: this is what a chunk's number is turned by (exclusive or),
+ * of a row's keys and values. Eight lanes read chunks of bf16 keys from 2 rows, of 8-bit ones 16
+ * lanes halves of them from 4; of values they read from rows 2 q. Of a sum of rows that share no
+ * bits it is both rows' turns, one after the other. */
+template <int KIND, int HEAD_DIM, bool IS_VALUES>
+static __device__ __forceinline__ int chunk_turn(int row)
+{
+    if (IS_VALUES) {
+        return row / 2 % 4 * 2;
+    }
+    return KIND == DECODE_BF16 ? row % 2 * 4
+                               : row * decode_stage<KIND, HEAD_DIM>::ROW_BYTES / 128 % 4 * 2;
+}
+
+template <int KIND, int HEAD_DIM, bool IS_VALUES>
+static __device__ __forceinline__ void copy_elements(uint32_t to, const unsigned char *from)
+{
+    using stage = decode_stage<KIND, HEAD_DIM>;
+    int lane = threadIdx.x % 32, line = lane / 8;
+    int turn = chunk_turn<KIND, HEAD_DIM, IS_VALUES>(line * 128 / stage::ROW_BYTES);
+    uint32_t lane_to = to + line * 128 + ((lane % 8) ^ turn) * 16;
+#pragma unroll
+    for (int i = 0; i < stage::ELEMENT_BYTES / 512; i++) {
+        int turn_on = chunk_turn<KIND, HEAD_DIM, IS_VALUES>(i * 512 / stage::ROW_BYTES);
+        copy_async((lane_to ^ (turn_on * 16)) + i * 512, from + lane * 16 + i * 512);
+    }
+}
+
+/* A step into a stage at `to`, a multiple of 128. keys: of each of its blocks, this head's. */
+template <int KIND, int HEAD_DIM, int BLOCKS>
+static __device__ __forceinline__ void copy_step(uint32_t to,
+                                                 const unsigned char *const (&keys)[BLOCKS],
+                                                 int64_t value_bytes)
+{
+    using stage = decode_stage<KIND, HEAD_DIM>;
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i++) {
+        uint32_t block_to = to + i * stage::ELEMENT_BYTES;
+        copy_elements<KIND, HEAD_DIM, false>(block_to, keys[i]);
+        copy_elements<KIND, HEAD_DIM, true>(block_to + stage::VALUES, keys[i] + value_bytes);
+    }
+    if constexpr (KIND != DECODE_BF16) {
+        constexpr int CHUNKS = BLOCKS * stage::SCALE_BYTES / 16;
+        int lane = threadIdx.x % 32, at = lane % CHUNKS * 16;
+        const unsigned char *from = keys[0];
+        if (BLOCKS > 1 && at >= stage::SCALE_BYTES) {
+            from = keys[BLOCKS - 1];
+        }
+        if (lane < 2 * CHUNKS) {
+            copy_async(to + stage::KEY_SCALES + lane * 16,
+                       from + (lane < CHUNKS ? 0 : value_bytes) + stage::ELEMENT_BYTES +
+                           at % stage::SCALE_BYTES);
+        }
+    }
+}
+
+template <int WORDS>
+static __device__ __forceinline__ void read_words(uint32_t (&d)[WORDS], uint32_t shared)
+{
+    static_assert(WORDS == 2 || WORDS == 4, "no load of this width");
+    if constexpr (WORDS == 2) {
+        uint2 bits = shared_load_8(shared);
+        d[0] = bits.x, d[1] = bits.y;
+    } else {
+        uint4 bits = shared_load_16(shared);
+        d[0] = bits.x, d[1] = bits.y, d[2] = bits.z, d[3] = bits.w;
+    }
+}
+
+/* What load_keys and load_scales of the step would have loaded. */
+template <int KIND, int HEAD_DIM>
+static __device__ __forceinline__ void read_keys(uint32_t from,
+                                                 struct decode_step<KIND, HEAD_DIM> &step)
+{
+    using stage = decode_stage<KIND, HEAD_DIM>;
+    constexpr int PIECE_BYTES = KIND == DECODE_BF16 ? 16 : 8; /* of 32 elements, a thread's */
+    int lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
+    int turn = chunk_turn<KIND, HEAD_DIM, false>(r) * 16;
+    uint32_t first = from + ((r * stage::ROW_BYTES + q * PIECE_BYTES) ^ turn);
+#pragma unroll
+    for (int i = 0; i < stage::BLOCKS * 2 * (HEAD_DIM / 32); i++) {
+        int group = i % (HEAD_DIM / 32), half = i / (HEAD_DIM / 32); /* of all blocks */
+        int on = group * PIECE_BYTES * 4;
+        read_words(step.keys[half / 2][half % 2][group],
+                   (first ^ (on % 128)) + on / 128 * 128 + half * 8 * stage::ROW_BYTES);
+    }
+    if constexpr (KIND != DECODE_BF16) {
+        static_assert(step.SCALE_REGISTERS == 1, "a word a lane");
+        step.key_scales[0] = shared_load_4(from + stage::KEY_SCALES + lane * 4);
+    }
+}
+
+/* What load_values and load_scales would have loaded. */
+template <int KIND, int HEAD_DIM>
+static __device__ __forceinline__ void read_values(uint32_t from,
+                                                   struct decode_step<KIND, HEAD_DIM> &step)
+{
+    using stage = decode_stage<KIND, HEAD_DIM>;
+    constexpr int PIECE_BYTES = KIND == DECODE_BF16 ? 16 : HEAD_DIM / 8;
+    int lane = threadIdx.x % 32, r = lane / 4, row = lane % 4 * 2;
+    int turn = chunk_turn<KIND, HEAD_DIM, true>(row) * 16;
+    uint32_t first = from + stage::VALUES + ((row * stage::ROW_BYTES + r * PIECE_BYTES) ^ turn);
+#pragma unroll
+    for (int i = 0; i < stage::BLOCKS * 4; i++) {
+        int on = i % 2 * stage::ROW_BYTES;
+        uint32_t place =
+            (first ^ (on % 128)) + on / 128 * 128 + (i / 4 * 16 + i / 2 % 2 * 8) * stage::ROW_BYTES;
+        if constexpr (KIND == DECODE_BF16) {
+#pragma unroll
+            for (int c = 0; c < HEAD_DIM / 64; c++) {
+                read_words(step.values[i / 4][i % 4][c], place + c * 128);
+            }
+        } else {
+            read_words(step.values[i / 4][i % 4], place);
+        }
+    }
+    if constexpr (KIND != DECODE_BF16) {
+        step.value_scales[0] = shared_load_4(from + stage::VALUE_SCALES + lane * 4);
+    }
 }
 
 /* ---- keys that do not count ------------------------------------------------------------------ */

@@ -34,6 +34,24 @@ __device__ __forceinline__ uint32_t shared_load_2(uint32_t shared)
     return bits;
 }
 
+/* "ld.shared" of 4 bytes and of 8. */
+__device__ __forceinline__ uint32_t shared_load_4(uint32_t shared)
+{
+    uint32_t bits;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits) : "r"(shared) : "memory");
+    return bits;
+}
+
+__device__ __forceinline__ uint2 shared_load_8(uint32_t shared)
+{
+    uint2 bits;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(bits.x), "=r"(bits.y)
+                 : "r"(shared)
+                 : "memory");
+    return bits;
+}
+
 /* "st.shared" of 16 bytes. */
 __device__ __forceinline__ void shared_store(uint32_t shared, uint4 value)
 {

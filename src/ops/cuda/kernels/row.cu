@@ -357,6 +357,8 @@ template <bool IS_FP8> static __device__ void kv_store(const struct kv_store_ker
 {
     const int64_t warp = ((int64_t)blockIdx.x * KV_STORE_THREADS + threadIdx.x) / 32;
     const int lane = threadIdx.x % 32;
+    if (params.is_early != 0)
+        grid_release_next();
     grid_wait_for_previous();
     grid_release_next();
     if (warp >= params.num_warps)

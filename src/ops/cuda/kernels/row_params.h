@@ -80,7 +80,9 @@ struct kv_store_kernel_params {
     int32_t num_heads, num_kv_heads;
     int32_t head_dim, block_size;
     int32_t row_groups; /* scales of a row */
-    int32_t reserved;
+    /* The kernel behind begins before this one has waited for the one ahead: attention, which has
+     * much to load that neither writes. */
+    int32_t is_early;
 };
 #define KV_STORE_THREADS 128
 
