@@ -689,7 +689,7 @@ static int report(const struct bench *bench, const char *path, FILE *file)
                                                    bench->gpu.driver)
                                        : json_null();
     json_t *shape =
-        json_pack("{s:s, s:s, s:i, s:i, s:i, s:I, s:I, s:i, s:i}", "model", bench->model_path,
+        json_pack("{s:s, s:s, s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:i}", "model", bench->model_path,
                   "device", device_name(bench->device), "sequences", (int)bench->num_seqs,
                   "context", (int)bench->context, "steps_in_flight",
                   (int)executor_max_in_flight(bench->executor), "block_bytes",

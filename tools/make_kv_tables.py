@@ -349,8 +349,9 @@ def make_moves(root, path):
     yield f"### Moves beside decode, {report['model']}, blocks of {report['block_bytes'] >> 10} KiB"
     yield ""
     yield (f"{device_source(root, path, report)}: {report['sequences']} sequences behind "
-           f"{report['context']:,} tokens, "
-           f"{report['rounds']} rounds. Without decode, GB/s: pinned memory "
+           f"{report['context']:,} tokens"
+           + (f", {report['rounds']} rounds" if "rounds" in report else "")
+           + ". Without decode, GB/s: pinned memory "
            f"{idle['pinned in']['median']:.1f} in, {idle['pinned out']['median']:.1f} out, both at "
            f"once {idle['pinned in of both']['median']:.1f} and "
            f"{idle['pinned out of both']['median']:.1f}; promotions "
