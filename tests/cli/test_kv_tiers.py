@@ -223,8 +223,10 @@ class KvTiers(TestCase):
     # Fault: a folder that goes while the program runs ends it, or is not told of.
     def test_folder_goes(self):
         folder = os.path.join(self.folder, "cache")
-        with subprocess.Popen([IMBREX, "chat", "--chat-template", "chatml", "-n", "40", "--kv-disk",
-                               folder + ":1G"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        # Nothing is written before the end: a file that is open goes on taking blocks.
+        with subprocess.Popen([IMBREX, "chat", "--chat-template", "chatml", "-n", "40",
+                               "--kv-write", "demoted", "--kv-disk", folder + ":1G"],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) as chat:
             chat.stdin.write(b"Hello\n")
             chat.stdin.flush()

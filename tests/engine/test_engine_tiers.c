@@ -596,6 +596,7 @@ static void test_write_through_disk(void **state)
     assert_int_equal(metrics.num_kv_demoted, 0);
     copy_folder(FOLDER, COPY); /* as it would be if the process ended here */
     imbrex_engine_destroy(engine);
+    device_destroy(device);
 
     fixture_empty_folder(FOLDER);
     copy_folder(COPY, FOLDER);
