@@ -291,9 +291,9 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
                               const struct imbrex_model *model,
                               char kv_folder[ENGINE_MAX_PATH_BYTES],
                               struct imbrex_engine_options *options);
-/* Sets what --kv-host, --kv-disk, --kv-remote, --kv-remote-secret and --kv-write say, and warns where
- * the disk has less room. The folder's name is written to kv_folder, which the options point to
- * then; NULL: there is no --kv-disk. Returns an exit code. */
+/* Sets what --kv-host, --kv-disk, --kv-remote, --kv-remote-secret and --kv-write say, and warns
+ * where the disk has less room. The folder's name is written to kv_folder, which the options point
+ * to then; NULL: there is no --kv-disk. Returns an exit code. */
 int engine_settings_choose_tiers(const struct engine_settings *settings,
                                  char kv_folder[ENGINE_MAX_PATH_BYTES],
                                  struct imbrex_engine_options *options);

@@ -97,14 +97,14 @@ struct kv_tiers {
     struct device_event *slice_events[KV_TIERS_MAX_SLICES - 1]; /* behind all slices but the last */
     size_t slice_ends[KV_TIERS_MAX_SLICES];                     /* [num_slices] bytes in a block */
     int32_t num_slices;
-    double block_ns;                      /* see kv_tiers_block_ns; 0: not known */
-    int32_t num_learned;                  /* blocks that it stands for */
+    double block_ns;                  /* see kv_tiers_block_ns; 0: not known */
+    int32_t num_learned;              /* blocks that it stands for */
     struct device_event *timed_begin; /* before what is timed */
     const struct batch *timed;        /* the last of these batches in; NULL: nothing is timed */
     int32_t num_timed;                /* blocks */
-    uint64_t look;                        /* number of the look, from 1 on */
-    struct slot *slots;                   /* [num_slots] what kv_host does not know of them */
-    int32_t num_writing;                  /* slots whose `early` is WRITING */
+    uint64_t look;                    /* number of the look, from 1 on */
+    struct slot *slots;               /* [num_slots] what kv_host does not know of them */
+    int32_t num_writing;              /* slots whose `early` is WRITING */
     struct block_links unsaved_links, unsent_links;
     struct block_list unsaved;    /* slots that the disk does not have, the oldest first */
     struct block_list unsent;     /* the same, of the remote */
