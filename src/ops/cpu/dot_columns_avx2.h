@@ -4,7 +4,10 @@
 
 #include "ops/cpu/dot_panel.h"
 
-/* Takes activations as fp32; job->tiles is not used. */
-dot_panels_fn avx2_dot_columns;
+#define FEW_MAX_ROWS 8
+
+/* Both take activations as fp32 and add up in the same order; job->tiles is not used. Of any number
+ * of rows, and of at most FEW_MAX_ROWS. */
+dot_panels_fn avx2_dot_columns, avx2_dot_few;
 
 #endif
