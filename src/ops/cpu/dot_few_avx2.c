@@ -7,7 +7,9 @@
 
 #include <stddef.h>
 
-#include "ops/cpu/dot_turn_avx2.h"
+#include "ops/cpu/vec_generic_avx2.h"
+
+#include "ops/cpu/dot_turn.h"
 
 /* Of each matrix in turn, so that memory is read in long runs. */
 #define FEW_COLS 128
@@ -227,7 +229,7 @@ void avx2_dot_few(const struct dot_job *job, unsigned char *scratch, int64_t beg
     for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
         rows_at(job, matrix, begin, end, 0, GROUP_COLS, first.rows);
         for (int64_t at = 0; at < min_of(row_bytes, ahead.run_bytes); at += LINE_BYTES) {
-            prefetch_rows(&first, at);
+            prefetch_rows(first.rows, GROUP_COLS, at);
         }
     }
     for (int64_t col = begin; col < end; col += FEW_COLS) {

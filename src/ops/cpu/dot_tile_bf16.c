@@ -22,7 +22,7 @@
 #include <assert.h>
 #include <stddef.h>
 
-#include "ops/cpu/dot_panel.h"
+#include "ops/cpu/dot_job.h"
 #include "ops/cpu/dot_sizes.h"
 #include "ops/cpu/kernels_avx512.h"
 #include "ops/cpu/kernels_vnni.h"
