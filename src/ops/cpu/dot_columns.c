@@ -29,13 +29,14 @@ struct ahead {
 struct walk {
     const struct dot_columns *columns;
     const struct dot_job *job;
-    float *panel;        /* [num_groups][num_k][group_cols] */
-    float *partials;     /* [rows of a chunk][num_groups][group_cols], by tiles */
-    int64_t end;         /* of columns */
-    int64_t matrix_cols; /* of each matrix in a group */
+    unsigned char *panel; /* [num_groups][group_bytes] */
+    float *partials;      /* [rows of a chunk][num_groups][group_cols], by tiles */
+    int64_t end;          /* of columns */
+    int64_t matrix_cols;  /* of each matrix in a group */
     int64_t panel_groups, block_k;
-    bool is_cut;  /* along k */
-    bool is_cold; /* nobody has prefetched the weights of the panel */
+    int64_t group_bytes; /* of a turned group and block of k */
+    bool is_cut;         /* along k */
+    bool is_cold;        /* nobody has prefetched the weights of the panel */
     /* Of the panel and block at hand: */
     int64_t first_col, num_groups, k, num_k, chunk_end;
     /* On their way to L2: the next tile of activations, the next block of each matrix. */
@@ -92,15 +93,14 @@ static void fill_panel(const struct walk *walk)
     const int64_t row_bytes = walk->num_k * element_bytes_of(job);
     int64_t ahead_bytes = walk->is_cold ? row_bytes - AHEAD_ROW_BYTES : 0;
     dot_column_fill_fn *fill = walk->columns->fill[job->dtype];
-    float *to = walk->panel;
     for (int64_t idx = 0; idx < walk->num_groups; idx++) {
         const unsigned char *rows[DOT_GROUP_MAX_COLS];
         for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
             rows_at(job, matrix, group_col(walk, idx), walk->end, walk->k, walk->matrix_cols,
                     rows + matrix * walk->matrix_cols);
         }
-        fill(rows, group_halves(walk, idx), walk->num_k, ahead_bytes, to);
-        to += walk->num_k * walk->columns->group_cols;
+        fill(rows, group_halves(walk, idx), walk->num_k, ahead_bytes,
+             walk->panel + idx * walk->group_bytes);
     }
 }
 
@@ -135,9 +135,10 @@ static void plan_activations(struct walk *walk, int64_t next_token)
 {
     const struct dot_job *job = walk->job;
     int64_t num_rows = min_of(walk->columns->most_rows, walk->chunk_end - next_token);
-    walk->next_a = ahead_of(
-        job->a, next_token * job->a_stride_bytes + walk->k * (int64_t)sizeof(float),
-        job->a_stride_bytes, num_rows, walk->num_k * (int64_t)sizeof(float), part_bytes(walk));
+    int64_t element_bytes = walk->columns->a_element_bytes;
+    walk->next_a =
+        ahead_of(job->a, next_token * job->a_stride_bytes + walk->k * element_bytes,
+                 job->a_stride_bytes, num_rows, walk->num_k * element_bytes, part_bytes(walk));
 }
 
 /* What a tile prefetches: of the activations what is due, spread over num_groups_left tiles; then
@@ -187,13 +188,13 @@ static void compute_tiles(struct walk *walk, int64_t token, int32_t num_rows, fl
     bool is_last = walk->k + walk->num_k >= job->num_elements;
     struct dot_column_tile tile = {.a = (const unsigned char *)job->a +
                                         token * job->a_stride_bytes +
-                                        walk->k * (int64_t)sizeof(float),
+                                        walk->k * columns->a_element_bytes,
                                    .a_stride_bytes = job->a_stride_bytes,
                                    .num_elements = walk->num_k,
                                    .is_resumed = walk->k > 0};
     plan_activations(walk, token + num_rows);
     for (int64_t idx = 0; idx < walk->num_groups; idx++) {
-        tile.group = walk->panel + idx * walk->num_k * columns->group_cols;
+        tile.group = walk->panel + idx * walk->group_bytes;
         tile.sums = partials + (walk->is_cut ? idx * num_rows * columns->group_cols : 0);
         choose_ahead(walk, walk->num_groups - idx, num_calls_left - idx, &tile);
         columns->tiles[num_rows][group_halves(walk, idx) - 1](&tile);
@@ -237,20 +238,20 @@ void dot_columns(const struct dot_columns *columns, const struct dot_job *job,
 {
     struct walk walk = {.columns = columns,
                         .job = job,
-                        .panel = (float *)(void *)scratch,
+                        .panel = scratch,
                         .partials = (float *)(void *)(scratch + columns->panel_bytes),
                         .end = end,
                         .matrix_cols = columns->group_cols / job->num_matrices,
-                        .block_k = block_k_of(job),
+                        .block_k = block_k_at_most(job, columns->max_block_k),
                         .is_cold = true};
     assert(columns->panel_bytes + columns->partial_bytes <= CPU_SCRATCH_BYTES);
     assert(job->num_tokens >= columns->most_rows / 2);
     int64_t all_groups = divide_up(end - begin, walk.matrix_cols);
-    int64_t group_bytes = walk.block_k * columns->group_cols * (int64_t)sizeof(float);
+    walk.group_bytes = walk.block_k * columns->group_cols * columns->panel_element_bytes;
     int64_t max_groups = job->num_tokens <= FEW_ROW_TILES * columns->most_rows
                              ? FEW_PANEL_GROUPS
-                             : columns->panel_bytes / group_bytes;
-    assert(max_groups * group_bytes <= columns->panel_bytes);
+                             : columns->panel_bytes / walk.group_bytes;
+    assert(max_groups * walk.group_bytes <= columns->panel_bytes);
     walk.is_cut = walk.block_k < job->num_elements;
     walk.panel_groups = divide_up(all_groups, divide_up(all_groups, max_groups)); /* alike */
     int64_t panel_cols = walk.panel_groups * walk.matrix_cols;

@@ -19,8 +19,8 @@
 
 #define LINE_BYTES 64
 #define STEP_ELEMENTS 32
-/* Of one block. Six rows of activations then take a third of an L1 of 32 KiB, twelve rows less than
- * half of one of 48 KiB. */
+/* Of one block of fp32 activations. Six rows of them then take a third of an L1 of 32 KiB, twelve
+ * rows less than half of one of 48 KiB. */
 #define MAX_BLOCK_K 448
 /* Where panels are filled and nobody has prefetched: what memory delivers while a line is on its
  * way, for each of the rows of a group. */
@@ -32,9 +32,9 @@
 
 /* Rows of activations times a turned group, or the first half of it. */
 struct dot_column_tile {
-    const unsigned char *a; /* fp32, a_stride_bytes apart */
+    const unsigned char *a; /* a_stride_bytes apart */
     int64_t a_stride_bytes;
-    const float *group; /* [num_elements][columns of a group] */
+    const unsigned char *group; /* what `fill` wrote */
     int64_t num_elements;
     /* A cache line from each is prefetched in every step. */
     uintptr_t ahead[DOT_COLUMN_MAX_AHEADS];
@@ -43,13 +43,16 @@ struct dot_column_tile {
 };
 typedef void dot_column_tile_fn(const struct dot_column_tile *tile);
 
-/* Turns and widens elements [0, num_k) of the rows of num_halves halves of a group, to
- * [num_k][columns of a group]. Of each row ahead_bytes are prefetched, at a fixed distance. */
+/* Turns elements [0, num_k) of the rows of num_halves halves of a group. Of each row ahead_bytes
+ * are prefetched, at a fixed distance. */
 typedef void dot_column_fill_fn(const unsigned char *const *rows, int num_halves, int64_t num_k,
-                                int64_t ahead_bytes, float *to);
+                                int64_t ahead_bytes, unsigned char *to);
 
 /* What an instruction set brings. */
 struct dot_columns {
+    int32_t a_element_bytes;     /* of activations */
+    int32_t panel_element_bytes; /* of weights that are turned; of whole steps of each column */
+    int32_t max_block_k;
     int32_t group_cols; /* of a group, DOT_GROUP_HALVES vectors */
     int32_t most_rows;  /* of a tile; half as many are the fewest */
     int32_t num_aheads; /* of a tile */
@@ -59,7 +62,7 @@ struct dot_columns {
     dot_column_tile_fn *tiles[DOT_COLUMN_MAX_ROWS + 1][DOT_GROUP_HALVES]; /* by halves - 1 */
 };
 
-/* Columns [begin, end) of all of at least columns->most_rows / 2 tokens; activations are fp32.
+/* Columns [begin, end) of all of at least columns->most_rows / 2 tokens.
  * scratch [CPU_SCRATCH_BYTES]. */
 void dot_columns(const struct dot_columns *columns, const struct dot_job *job,
                  unsigned char *scratch, int64_t begin, int64_t end);
@@ -72,10 +75,15 @@ static inline int64_t element_bytes_of(const struct dot_job *job)
 }
 
 /* Elements of a block of k. */
+static inline int64_t block_k_at_most(const struct dot_job *job, int64_t max_block_k)
+{
+    int64_t num_blocks = divide_up(job->num_elements, max_block_k);
+    return round_up(divide_up(job->num_elements, num_blocks), STEP_ELEMENTS);
+}
+
 static inline int64_t block_k_of(const struct dot_job *job)
 {
-    int64_t num_blocks = divide_up(job->num_elements, MAX_BLOCK_K);
-    return round_up(divide_up(job->num_elements, num_blocks), STEP_ELEMENTS);
+    return block_k_at_most(job, MAX_BLOCK_K);
 }
 
 /* Rows of the columns from `col` on, of which those before `end` exist, from element k on; where

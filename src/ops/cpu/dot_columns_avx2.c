@@ -12,7 +12,10 @@
 #define TILE_SHAPES(X) X(3) X(4) X(5) X(6)
 #include "ops/cpu/dot_columns_tile.h"
 
-static const struct dot_columns avx2_columns = {.group_cols = GROUP_COLS,
+static const struct dot_columns avx2_columns = {.a_element_bytes = sizeof(float),
+                                                .panel_element_bytes = sizeof(float),
+                                                .max_block_k = MAX_BLOCK_K,
+                                                .group_cols = GROUP_COLS,
                                                 .most_rows = TILE_MAX_ROWS,
                                                 .num_aheads = TILE_AHEADS,
                                                 .panel_bytes = 256 * 1024,

@@ -14,7 +14,10 @@
 #define TILE_SHAPES(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
 #include "ops/cpu/dot_columns_tile.h"
 
-static const struct dot_columns avx512_columns = {.group_cols = GROUP_COLS,
+static const struct dot_columns avx512_columns = {.a_element_bytes = sizeof(float),
+                                                  .panel_element_bytes = sizeof(float),
+                                                  .max_block_k = MAX_BLOCK_K,
+                                                  .group_cols = GROUP_COLS,
                                                   .most_rows = TILE_MAX_ROWS,
                                                   .num_aheads = TILE_AHEADS,
                                                   .panel_bytes = 448 * 1024,

@@ -63,7 +63,8 @@ VEC_INLINE void tile_elements(struct tile_walk *at, int num_rows, int num_halves
 
 VEC_INLINE void tile_compute(const struct dot_column_tile *tile, int num_rows, int num_halves)
 {
-    struct tile_walk at = {.a_stride_bytes = tile->a_stride_bytes, .group = tile->group};
+    struct tile_walk at = {.a_stride_bytes = tile->a_stride_bytes,
+                           .group = (const float *)(const void *)tile->group};
     vec sums[TILE_MAX_ROWS * HALVES];
     VEC_UNROLL
     for (int idx = 0; idx < NUM_BASES; idx++) {
@@ -153,9 +154,9 @@ VEC_INLINE void fill_group(enum dtype dtype, const unsigned char *const *rows, i
 
 #define DEFINE_FILL(dtype)                                                                    \
     static void fill_##dtype(const unsigned char *const *rows, int num_halves, int64_t num_k, \
-                             int64_t ahead_bytes, float *to)                                  \
+                             int64_t ahead_bytes, unsigned char *to)                          \
     {                                                                                         \
-        fill_group(DTYPE_##dtype, rows, num_halves, num_k, ahead_bytes, to);                  \
+        fill_group(DTYPE_##dtype, rows, num_halves, num_k, ahead_bytes, (float *)(void *)to); \
     }
 DEFINE_FILL(BF16)
 DEFINE_FILL(F16)
