@@ -26,11 +26,12 @@ struct tile_walk {
     const float *group;
 };
 
+/* Every second element of num_elements. */
 VEC_INLINE void tile_elements(struct tile_walk *at, int num_rows, int num_halves, int num_elements,
                               vec *sums)
 {
     VEC_UNROLL
-    for (int k = 0; k < num_elements; k++) {
+    for (int k = 0; k < num_elements; k += 2) {
         vec weights[HALVES];
         VEC_UNROLL
         for (int half = 0; half < num_halves; half++) {
@@ -61,37 +62,50 @@ VEC_INLINE void tile_elements(struct tile_walk *at, int num_rows, int num_halves
     __asm__("" : "+r"(at->group), "+r"(at->a_stride_bytes));
 }
 
-VEC_INLINE void tile_compute(const struct dot_column_tile *tile, int num_rows, int num_halves)
+/* The even elements of the block, or the odd ones. */
+VEC_INLINE void tile_pass(const struct dot_column_tile *tile, int num_rows, int num_halves,
+                          int parity)
 {
+    const int num_aheads = TILE_AHEADS / 2; /* of a pass, as a step takes twice as many elements */
     struct tile_walk at = {.a_stride_bytes = tile->a_stride_bytes,
-                           .group = (const float *)(const void *)tile->group};
+                           .group = (const float *)(const void *)tile->group + parity * GROUP_COLS};
+    const uintptr_t *ahead = tile->ahead + parity * num_aheads;
     vec sums[TILE_MAX_ROWS * HALVES];
     VEC_UNROLL
     for (int idx = 0; idx < NUM_BASES; idx++) {
-        at.a[idx] = tile->a + idx * BASE_ROWS * tile->a_stride_bytes;
+        at.a[idx] =
+            tile->a + idx * BASE_ROWS * tile->a_stride_bytes + parity * (int64_t)sizeof(float);
     }
     VEC_UNROLL
     for (int idx = 0; idx < num_rows * HALVES; idx++) {
         sums[idx] = vec_zero();
     }
-    int64_t num_left = tile->num_elements, line = 0;
-    for (; num_left >= STEP_ELEMENTS; num_left -= STEP_ELEMENTS, line += LINE_BYTES) {
-        for (int idx = 0; idx < TILE_AHEADS; idx++) {
-            _mm_prefetch((const char *)(tile->ahead[idx] + (uintptr_t)line), _MM_HINT_T1);
-            tile_elements(&at, num_rows, num_halves, STEP_ELEMENTS / TILE_AHEADS, sums);
+    int64_t num_left = tile->num_elements - parity, line = 0;
+    for (; num_left >= STEP_ELEMENTS - parity; num_left -= STEP_ELEMENTS, line += LINE_BYTES) {
+        for (int idx = 0; idx < num_aheads; idx++) {
+            _mm_prefetch((const char *)(ahead[idx] + (uintptr_t)line), _MM_HINT_T1);
+            tile_elements(&at, num_rows, num_halves, STEP_ELEMENTS / num_aheads, sums);
         }
     }
-    for (; num_left > 0; num_left--) {
-        tile_elements(&at, num_rows, num_halves, 1, sums);
+    for (; num_left > 0; num_left -= 2) {
+        tile_elements(&at, num_rows, num_halves, 2, sums);
     }
+    bool is_resumed = tile->is_resumed || parity > 0;
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
         VEC_UNROLL
         for (int half = 0; half < num_halves; half++) {
             int idx = row * HALVES + half;
             float *to = tile->sums + idx * VEC_LANES;
-            vec_store(to, tile->is_resumed ? vec_add(vec_load(to), sums[idx]) : sums[idx]);
+            vec_store(to, is_resumed ? vec_add(vec_load(to), sums[idx]) : sums[idx]);
         }
+    }
+}
+
+VEC_INLINE void tile_compute(const struct dot_column_tile *tile, int num_rows, int num_halves)
+{
+    for (int parity = 0; parity < 2; parity++) {
+        tile_pass(tile, num_rows, num_halves, parity);
     }
 }
 
