@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Few rows: eight columns at a time, a unit, pass by once, turned in registers, and meet all rows of
- * activations; of gemm_swiglu columns of gate, then those of up.
+/* Few rows: eight columns at a time, a unit, pass by once, turned in registers, and meet all rows
+ * of activations; of gemm_swiglu columns of gate, then those of up.
  *
- * Memory decides, and what it gives depends on how it is asked: units are short so that few rows are
- * read at a time, and what comes next is prefetched in the order of its addresses. */
+ * Memory decides, and what it gives depends on how it is asked: units are short so that few rows
+ * are read at a time, and what comes next is prefetched in the order of its addresses. */
 #include "ops/cpu/dot_columns_avx2.h"
 
 #if defined(__x86_64__)
