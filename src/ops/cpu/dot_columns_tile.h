@@ -26,12 +26,12 @@ struct tile_walk {
     const float *group;
 };
 
-/* Every second element of num_elements. */
+/* num_elements of the even ones, or of the odd ones. */
 VEC_INLINE void tile_elements(struct tile_walk *at, int num_rows, int num_halves, int num_elements,
                               vec *sums)
 {
     VEC_UNROLL
-    for (int k = 0; k < num_elements; k += 2) {
+    for (int k = 0; k < num_elements; k++) {
         vec weights[HALVES];
         VEC_UNROLL
         for (int half = 0; half < num_halves; half++) {
@@ -41,7 +41,7 @@ VEC_INLINE void tile_elements(struct tile_walk *at, int num_rows, int num_halves
         for (int row = 0; row < num_rows; row++) {
             const unsigned char *base = at->a[row / BASE_ROWS];
             const unsigned char *from = base + row % BASE_ROWS * at->a_stride_bytes;
-            vec value = vec_broadcast_here((const float *)(const void *)from + k);
+            vec value = vec_broadcast_here((const float *)(const void *)from + 2 * k);
             VEC_UNROLL
             for (int half = 0; half < num_halves; half++) {
                 vec *sum = &sums[row * HALVES + half];
@@ -51,7 +51,7 @@ VEC_INLINE void tile_elements(struct tile_walk *at, int num_rows, int num_halves
     }
     VEC_UNROLL
     for (int idx = 0; idx < NUM_BASES; idx++) {
-        at->a[idx] += num_elements * (int64_t)sizeof(float);
+        at->a[idx] += 2 * num_elements * (int64_t)sizeof(float);
     }
     at->group += num_elements * GROUP_COLS;
     /* gcc 12 otherwise derives further pointers from these, and spills. */
@@ -62,13 +62,20 @@ VEC_INLINE void tile_elements(struct tile_walk *at, int num_rows, int num_halves
     __asm__("" : "+r"(at->group), "+r"(at->a_stride_bytes));
 }
 
+/* Where a turned group has its odd elements. */
+VEC_INLINE int64_t odd_offset(int64_t num_elements)
+{
+    return (num_elements + 1) / 2 * GROUP_COLS;
+}
+
 /* The even elements of the block, or the odd ones. */
 VEC_INLINE void tile_pass(const struct dot_column_tile *tile, int num_rows, int num_halves,
                           int parity)
 {
-    const int num_aheads = TILE_AHEADS / 2; /* of a pass, as a step takes twice as many elements */
+    const int num_aheads = TILE_AHEADS / 2; /* of a pass */
     struct tile_walk at = {.a_stride_bytes = tile->a_stride_bytes,
-                           .group = (const float *)(const void *)tile->group + parity * GROUP_COLS};
+                           .group = (const float *)(const void *)tile->group +
+                                    parity * odd_offset(tile->num_elements)};
     const uintptr_t *ahead = tile->ahead + parity * num_aheads;
     vec sums[TILE_MAX_ROWS * HALVES];
     VEC_UNROLL
@@ -80,15 +87,15 @@ VEC_INLINE void tile_pass(const struct dot_column_tile *tile, int num_rows, int 
     for (int idx = 0; idx < num_rows * HALVES; idx++) {
         sums[idx] = vec_zero();
     }
-    int64_t num_left = tile->num_elements - parity, line = 0;
-    for (; num_left >= STEP_ELEMENTS - parity; num_left -= STEP_ELEMENTS, line += LINE_BYTES) {
+    int64_t num_left = (tile->num_elements + 1 - parity) / 2, line = 0;
+    for (; num_left >= STEP_ELEMENTS / 2; num_left -= STEP_ELEMENTS / 2, line += LINE_BYTES) {
         for (int idx = 0; idx < num_aheads; idx++) {
             _mm_prefetch((const char *)(ahead[idx] + (uintptr_t)line), _MM_HINT_T1);
-            tile_elements(&at, num_rows, num_halves, STEP_ELEMENTS / num_aheads, sums);
+            tile_elements(&at, num_rows, num_halves, STEP_ELEMENTS / TILE_AHEADS, sums);
         }
     }
-    for (; num_left > 0; num_left -= 2) {
-        tile_elements(&at, num_rows, num_halves, 2, sums);
+    for (; num_left > 0; num_left--) {
+        tile_elements(&at, num_rows, num_halves, 1, sums);
     }
     bool is_resumed = tile->is_resumed || parity > 0;
     VEC_UNROLL
@@ -120,9 +127,10 @@ VEC_INLINE void tile_compute(const struct dot_column_tile *tile, int num_rows, i
     }
 TILE_SHAPES(DEFINE_TILE)
 
-/* Eight elements of half of a group, or the first num_left of them where `is_rest`. */
+/* Eight elements of half of a group, or the first num_left of them where `is_rest`: even ones to
+ * `to`, odd ones behind it. */
 VEC_INLINE void fill_step(enum dtype dtype, const unsigned char *const *rows, int64_t offset,
-                          bool is_rest, int64_t num_left, float *to)
+                          bool is_rest, int64_t num_left, int64_t odd_at, float *to)
 {
     const int num_elements = elements_of_word(dtype);
     VEC_UNROLL
@@ -135,8 +143,9 @@ VEC_INLINE void fill_step(enum dtype dtype, const unsigned char *const *rows, in
             if (is_rest && k >= num_left) {
                 break;
             }
-            vec_store(to + k * GROUP_COLS, element_of_word(dtype, words[element / num_elements],
-                                                           element % num_elements));
+            vec_store(
+                to + k / 2 * GROUP_COLS + (k % 2 == 0 ? 0 : odd_at),
+                element_of_word(dtype, words[element / num_elements], element % num_elements));
         }
     }
 }
@@ -144,15 +153,16 @@ VEC_INLINE void fill_step(enum dtype dtype, const unsigned char *const *rows, in
 VEC_INLINE void fill_group(enum dtype dtype, const unsigned char *const *rows, int num_halves,
                            int64_t num_k, int64_t ahead_bytes, float *to)
 {
-    const int64_t element_bytes = dtype == DTYPE_F32 ? 4 : 2;
+    const int64_t element_bytes = dtype == DTYPE_F32 ? 4 : 2, odd_at = odd_offset(num_k);
     int64_t k = 0;
-    for (; k + TURN_ELEMENTS <= num_k; k += TURN_ELEMENTS, to += TURN_ELEMENTS * GROUP_COLS) {
+    for (; k + TURN_ELEMENTS <= num_k; k += TURN_ELEMENTS, to += TURN_ELEMENTS / 2 * GROUP_COLS) {
         int64_t offset = k * element_bytes;
         if (offset % LINE_BYTES == 0 && offset < ahead_bytes) {
             prefetch_rows(rows, GROUP_COLS, offset + AHEAD_ROW_BYTES);
         }
         for (int half = 0; half < num_halves; half++) {
-            fill_step(dtype, rows + half * VEC_LANES, offset, false, 0, to + half * VEC_LANES);
+            fill_step(dtype, rows + half * VEC_LANES, offset, false, 0, odd_at,
+                      to + half * VEC_LANES);
         }
     }
     if (k < num_k) {
@@ -160,7 +170,7 @@ VEC_INLINE void fill_group(enum dtype dtype, const unsigned char *const *rows, i
         struct group copied =
             copy_rest(rows, GROUP_COLS, k * element_bytes, (num_k - k) * element_bytes, &rest);
         for (int half = 0; half < num_halves; half++) {
-            fill_step(dtype, copied.rows + half * VEC_LANES, 0, true, num_k - k,
+            fill_step(dtype, copied.rows + half * VEC_LANES, 0, true, num_k - k, odd_at,
                       to + half * VEC_LANES);
         }
     }
