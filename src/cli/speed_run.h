@@ -72,7 +72,7 @@ struct speed_result {
     double *roof_rates;  /* [num_samples], mean of before and after each; 0: not measured */
     enum roof_kind roof; /* read of generated tokens */
     int32_t num_samples;
-    /* Medians over the samples of the first engine, percent of the roof before each; 0: not
+    /* Medians over the samples of the first engine, percent of the roof beside each; 0: not
      * measured. */
     double roof_percent;
     struct speed_work work;
