@@ -575,7 +575,7 @@ static int measure_energy(struct speed_runner *runner, struct speed_result *resu
 }
 
 /* The roof, then all engines, each time another one first: what runs before leaves its heat
- * behind. */
+ * behind; then the roof again, whose mean is what the machine had meanwhile. */
 static int take_samples(struct speed_runner *runner, struct speed_result *result)
 {
     const struct speed_settings *settings = runner->settings;
@@ -583,7 +583,7 @@ static int take_samples(struct speed_runner *runner, struct speed_result *result
     struct sample sample;
     int exit_code = EXIT_CODE_OK;
 
-    result->roof_rates[sample_idx] = measure_roof(settings, result->roof);
+    double roof_before = measure_roof(settings, result->roof);
     for (int32_t turn = 0; turn < num_engines && exit_code == EXIT_CODE_OK; turn++) {
         int32_t i = (turn + sample_idx) % num_engines;
         exit_code = take_sample(runner, settings->engines[i].engine, &sample);
@@ -594,6 +594,7 @@ static int take_samples(struct speed_runner *runner, struct speed_result *result
             return exit_code;
         }
     }
+    result->roof_rates[sample_idx] = (roof_before + measure_roof(settings, result->roof)) / 2.0;
     result->num_samples += exit_code == EXIT_CODE_OK;
     return exit_code;
 }

@@ -69,10 +69,10 @@ struct speed_result {
     const char *kernels;                           /* static storage */
     struct speed_series series[SPEED_MAX_ENGINES]; /* of each engine */
     int32_t num_series;
-    double *roof_rates;  /* [num_samples], measured before each; 0: not */
+    double *roof_rates;  /* [num_samples], mean of before and after each; 0: not measured */
     enum roof_kind roof; /* read of generated tokens */
     int32_t num_samples;
-    /* Medians over the samples of the first engine, percent of the roof before each; 0: not
+    /* Medians over the samples of the first engine, percent of the roof beside each; 0: not
      * measured. */
     double roof_percent;
     struct speed_work work;

@@ -8,25 +8,13 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "ops/cpu/vec_avx2.h"
+#include "ops/cpu/vec_generic_avx2.h"
 
 #define STRIP_VECS 2
-
-typedef __m256 vec;
-
-VEC_INLINE vec vec_zero(void)
-{
-    return _mm256_setzero_ps();
-}
 
 VEC_INLINE vec vec_set(float value)
 {
     return _mm256_set1_ps(value);
-}
-
-VEC_INLINE vec vec_load(const float *at)
-{
-    return _mm256_loadu_ps(at);
 }
 
 /* Lanes from num_lanes on are 0 and not read. */
@@ -35,19 +23,9 @@ VEC_INLINE vec vec_load_low(const float *at, int32_t num_lanes)
     return _mm256_maskload_ps(at, vec_mask_low(num_lanes));
 }
 
-VEC_INLINE void vec_store(float *at, vec value)
-{
-    _mm256_storeu_ps(at, value);
-}
-
 VEC_INLINE void vec_store_low(float *at, int32_t num_lanes, vec value)
 {
     _mm256_maskstore_ps(at, vec_mask_low(num_lanes), value);
-}
-
-VEC_INLINE vec vec_add(vec a, vec b)
-{
-    return _mm256_add_ps(a, b);
 }
 
 VEC_INLINE vec vec_sub(vec a, vec b)

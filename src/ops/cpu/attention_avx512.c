@@ -8,25 +8,13 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "ops/cpu/vec_avx512.h"
+#include "ops/cpu/vec_generic_avx512.h"
 
 #define STRIP_VECS 4
-
-typedef __m512 vec;
-
-VEC_INLINE vec vec_zero(void)
-{
-    return _mm512_setzero_ps();
-}
 
 VEC_INLINE vec vec_set(float value)
 {
     return _mm512_set1_ps(value);
-}
-
-VEC_INLINE vec vec_load(const float *at)
-{
-    return _mm512_loadu_ps(at);
 }
 
 /* Lanes from num_lanes on are 0 and not read. */
@@ -35,19 +23,9 @@ VEC_INLINE vec vec_load_low(const float *at, int32_t num_lanes)
     return _mm512_maskz_loadu_ps(vec_mask_low(num_lanes), at);
 }
 
-VEC_INLINE void vec_store(float *at, vec value)
-{
-    _mm512_storeu_ps(at, value);
-}
-
 VEC_INLINE void vec_store_low(float *at, int32_t num_lanes, vec value)
 {
     _mm512_mask_storeu_ps(at, vec_mask_low(num_lanes), value);
-}
-
-VEC_INLINE vec vec_add(vec a, vec b)
-{
-    return _mm512_add_ps(a, b);
 }
 
 VEC_INLINE vec vec_sub(vec a, vec b)

@@ -2,9 +2,12 @@
 #ifndef IMBREX_OPS_CPU_DOT_COLUMNS_AVX2_H
 #define IMBREX_OPS_CPU_DOT_COLUMNS_AVX2_H
 
-#include "ops/cpu/dot_panel.h"
+#include "ops/cpu/dot_job.h"
 
-/* Takes activations as fp32; job->tiles is not used. */
-dot_panels_fn avx2_dot_columns;
+#define FEW_MAX_ROWS 8
+
+/* Both take activations as fp32 and add up in the same order. Of any number
+ * of rows, and of at most FEW_MAX_ROWS. */
+dot_walk_fn avx2_dot_columns, avx2_dot_few;
 
 #endif

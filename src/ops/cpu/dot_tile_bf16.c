@@ -5,13 +5,8 @@
  *
  * Few rows: a group passes by once, turned in registers, 32 elements at a time.
  *
- * Many rows: a panel of groups is turned once and stays in L2; the next one comes in meanwhile.
- *
- *   for each chunk of rows             as many as have their sums in scratch, where k is cut
- *     for each panel
- *       for each block of k            sums wait in scratch between blocks
- *         for each tile of 12 rows     activations in L1, the next ones on their way to L2
- *           for each two groups        24 accumulators; of gemm_swiglu one is gate and one up
+ * Many rows: dot_columns.c, with tiles of 12 rows by two groups, in gemm_swiglu one of gate and one
+ * of up; panels keep pairs.
  *
  * An output is one accumulator that takes pairs in ascending order, in whatever tile or block it
  * stands. Numbers below 2^-126 become zero. */
@@ -19,36 +14,21 @@
 
 #if defined(__x86_64__)
 
-#include <assert.h>
 #include <stddef.h>
 
-#include "ops/cpu/dot_panel.h"
-#include "ops/cpu/dot_sizes.h"
+#include "ops/cpu/dot_columns.h"
 #include "ops/cpu/kernels_avx512.h"
 #include "ops/cpu/kernels_vnni.h"
 #include "ops/cpu/vec_avx512.h"
 
-#define LINE_BYTES 64
-#define STEP_ELEMENTS 32 /* of a row, a cache line of them */
-#define STEP_PAIRS 16
+#define STEP_PAIRS 16 /* of a row, a cache line of them */
 #define GROUP_COLS 16
 #define GROUP_STEP_BYTES (GROUP_COLS * LINE_BYTES)
-#define TILE_GROUPS 2
+#define TILE_GROUPS DOT_GROUP_HALVES
 #define TILE_MAX_ROWS 12
-#define TILE_MIN_ROWS 6
 #define TILE_AHEADS 4
 #define FEW_MAX_ROWS 8
-/* What memory delivers while a line is on its way, for each of the rows of a group. */
-#define AHEAD_ROW_BYTES 1024
-#define MAX_BLOCK_K 1024
-#define PANEL_BYTES (384 * 1024)
-#define PARTIAL_BYTES (512 * 1024)
-#define SUMS_BYTES (TILE_MAX_ROWS * TILE_GROUPS * LINE_BYTES)
-
-_Static_assert(PANEL_BYTES + PARTIAL_BYTES + SUMS_BYTES <= CPU_SCRATCH_BYTES,
-               "a panel and its sums");
-_Static_assert(MAX_BLOCK_K / STEP_ELEMENTS * GROUP_STEP_BYTES * TILE_GROUPS <= PANEL_BYTES,
-               "the narrowest panel");
+#define BF16_BLOCK_K 1024
 
 /* X(num_rows): the tiles of few rows, and those of many. */
 #define FEW_SHAPES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
@@ -78,34 +58,20 @@ VEC_INLINE __m512i broadcast_pair(const unsigned char *a)
     return pair;
 }
 
-/* 16 rows of weights; where there are fewer columns, the last one again. */
+/* Rows of weights. */
 struct group {
     const unsigned char *rows[GROUP_COLS];
 };
 
-/* Group `idx` of those that begin with a column: gate and up take turns. */
-static struct group group_at(const struct dot_job *job, int64_t first_col, int64_t end, int64_t idx)
-{
-    int64_t row_bytes = job->num_elements * (int64_t)sizeof(uint16_t);
-    int64_t col = first_col + idx / job->num_matrices * GROUP_COLS;
-    const unsigned char *at = job->weights[idx % job->num_matrices] + col * row_bytes;
-    struct group group;
-    for (int row = 0; row < GROUP_COLS; row++) {
-        group.rows[row] = at;
-        at += col + row + 1 < end ? row_bytes : 0;
-    }
-    return group;
-}
-
 /* pairs[j] = elements 2j and 2j + 1 of each row of a group, from an offset on: those elements of 32
  * that `mask` names, the others 0. */
-VEC_INLINE void load_pairs(const struct group *group, int64_t offset, bool is_masked,
+VEC_INLINE void load_pairs(const unsigned char *const *from, int64_t offset, bool is_masked,
                            __mmask32 mask, __m512i *pairs)
 {
     __m512i rows[GROUP_COLS], quads[GROUP_COLS];
     VEC_UNROLL
     for (int row = 0; row < GROUP_COLS; row++) {
-        const unsigned char *at = group->rows[row] + offset;
+        const unsigned char *at = from[row] + offset;
         rows[row] = is_masked ? _mm512_maskz_loadu_epi16(mask, at) : _mm512_loadu_si512(at);
     }
     /* quads[4i + q], in its part l of 128 bits: pair 4l + q of rows 4i to 4i + 3. */
@@ -138,11 +104,11 @@ static __mmask32 mask_of_rest(int64_t num_elements)
     return (__mmask32)((1u << num_elements) - 1);
 }
 
-VEC_INLINE void prefetch_rows(const struct group *group, int64_t offset)
+VEC_INLINE void prefetch_rows(const unsigned char *const *rows, int64_t offset)
 {
     VEC_UNROLL
     for (int row = 0; row < GROUP_COLS; row++) {
-        uintptr_t at = (uintptr_t)group->rows[row] + (uintptr_t)offset;
+        uintptr_t at = (uintptr_t)rows[row] + (uintptr_t)offset;
         _mm_prefetch((const char *)at, _MM_HINT_T1);
     }
 }
@@ -166,7 +132,7 @@ VEC_INLINE void few_step(const struct few_rows *few, int num_rows, int64_t offse
                          __mmask32 mask, __m512 *sums)
 {
     __m512i pairs[STEP_PAIRS];
-    load_pairs(&few->group, offset, is_masked, mask, pairs);
+    load_pairs(few->group.rows, offset, is_masked, mask, pairs);
     VEC_UNROLL
     for (int pair = 0; pair < STEP_PAIRS; pair++) {
         VEC_UNROLL
@@ -190,7 +156,7 @@ VEC_INLINE void few_compute(const struct few_rows *few, int num_rows, float *d)
     }
     int64_t k = 0, offset = 0;
     for (; k + STEP_ELEMENTS <= num_elements; k += STEP_ELEMENTS, offset += LINE_BYTES) {
-        prefetch_rows(&few->group, ahead_of(offset, row_bytes));
+        prefetch_rows(few->group.rows, ahead_of(offset, row_bytes));
         few_step(few, num_rows, offset, false, 0, sums);
     }
     if (k < num_elements) {
@@ -219,7 +185,7 @@ static void compute_few_rows(const struct dot_job *job, float *sums, int64_t beg
         .a = job->a, .a_stride_bytes = job->a_stride_bytes, .num_elements = job->num_elements};
     for (int64_t col = begin; col < end; col += GROUP_COLS) {
         for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
-            few.group = group_at(job, col, end, matrix);
+            rows_at(job, matrix, col, end, 0, GROUP_COLS, few.group.rows);
             few_fns[job->num_tokens](&few, sums + matrix * GROUP_COLS);
         }
         struct dot_sums stored = {.at = {sums, sums + GROUP_COLS},
@@ -230,17 +196,6 @@ static void compute_few_rows(const struct dot_job *job, float *sums, int64_t beg
         job->store(job->params, &stored);
     }
 }
-
-/* Rows of activations times one or two turned groups. */
-struct tile {
-    const unsigned char *a; /* a_stride_bytes apart */
-    int64_t a_stride_bytes, num_steps;
-    const unsigned char *groups[TILE_GROUPS]; /* each [num_steps][STEP_PAIRS][GROUP_COLS] pairs */
-    /* A cache line from each is prefetched in every step. */
-    uintptr_t ahead[TILE_AHEADS];
-    float *sums; /* [num_rows][TILE_GROUPS][GROUP_COLS] */
-    bool is_resumed;
-};
 
 #define BASE_ROWS 3
 #define NUM_BASES (TILE_MAX_ROWS / BASE_ROWS)
@@ -296,8 +251,9 @@ VEC_INLINE void tile_quarter(struct tile_walk *at, int num_rows, int num_groups,
     }
 }
 
-VEC_INLINE void tile_compute(const struct tile *tile, int num_rows, int num_groups)
+VEC_INLINE void tile_compute(const struct dot_column_tile *tile, int num_rows, int num_groups)
 {
+    const int64_t num_steps = divide_up(tile->num_elements, STEP_ELEMENTS);
     struct tile_walk at = {.a_stride_bytes = tile->a_stride_bytes};
     __m512 sums[TILE_MAX_ROWS * TILE_GROUPS];
     VEC_UNROLL
@@ -306,7 +262,7 @@ VEC_INLINE void tile_compute(const struct tile *tile, int num_rows, int num_grou
     }
     VEC_UNROLL
     for (int group = 0; group < num_groups; group++) {
-        at.groups[group] = tile->groups[group];
+        at.groups[group] = tile->group + group * num_steps * GROUP_STEP_BYTES;
     }
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
@@ -317,7 +273,7 @@ VEC_INLINE void tile_compute(const struct tile *tile, int num_rows, int num_grou
                                          : _mm512_setzero_ps();
         }
     }
-    for (int64_t step = 0; step < tile->num_steps; step++) {
+    for (int64_t step = 0; step < num_steps; step++) {
         for (int quarter = 0; quarter < 4; quarter++) {
             uintptr_t ahead = tile->ahead[quarter] + (uintptr_t)(step * LINE_BYTES);
             _mm_prefetch((const char *)ahead, _MM_HINT_T1);
@@ -334,199 +290,60 @@ VEC_INLINE void tile_compute(const struct tile *tile, int num_rows, int num_grou
     }
 }
 
-#define DEFINE_TILES(num_rows)                               \
-    static void tile_##num_rows##x1(const struct tile *tile) \
-    {                                                        \
-        tile_compute(tile, num_rows, 1);                     \
-    }                                                        \
-    static void tile_##num_rows##x2(const struct tile *tile) \
-    {                                                        \
-        tile_compute(tile, num_rows, 2);                     \
+#define DEFINE_TILES(num_rows)                                          \
+    static void tile_##num_rows##x1(const struct dot_column_tile *tile) \
+    {                                                                   \
+        tile_compute(tile, num_rows, 1);                                \
+    }                                                                   \
+    static void tile_##num_rows##x2(const struct dot_column_tile *tile) \
+    {                                                                   \
+        tile_compute(tile, num_rows, 2);                                \
     }
 TILE_SHAPES(DEFINE_TILES)
 
-typedef void tile_fn(const struct tile *tile);
-#define TILE_ENTRIES(num_rows) [num_rows] = {tile_##num_rows##x1, tile_##num_rows##x2},
-static tile_fn *const tile_fns[TILE_MAX_ROWS + 1][TILE_GROUPS] = {TILE_SHAPES(TILE_ENTRIES)};
-
-/* Of the tile that begins with num_left rows left of more than FEW_MAX_ROWS. */
-static int32_t tile_rows(int64_t num_left)
+static void fill_group(const unsigned char *const *rows, int num_groups, int64_t num_k,
+                       int64_t ahead_bytes, unsigned char *to)
 {
-    return num_left >= 2 * TILE_MAX_ROWS ? TILE_MAX_ROWS
-           : num_left > TILE_MAX_ROWS    ? (int32_t)(num_left + 1) / 2
-                                         : (int32_t)num_left;
-}
-
-struct walk {
-    const struct dot_job *job;
-    unsigned char *panel; /* [num_groups][num_steps] of turned groups */
-    float *partials;      /* [row tiles of a chunk][num_groups / 2] tiles of sums */
-    int64_t end;          /* of columns */
-    int64_t panel_groups, block_k;
-    bool is_cut; /* along k */
-    /* Of the panel and block at hand: */
-    int64_t first_col, num_groups, k, num_k, chunk_end;
-    /* The weights to prefetch, and the next of their rows: */
-    int64_t next_col, next_num_rows, next_k, next_row;
-};
-
-/* Turns the block of the panel. */
-static void fill_panel(const struct walk *walk)
-{
-    unsigned char *at = walk->panel;
-    for (int64_t idx = 0; idx < walk->num_groups; idx++) {
-        struct group group = group_at(walk->job, walk->first_col, walk->end, idx);
-        int64_t row_bytes = walk->num_k * (int64_t)sizeof(uint16_t);
-        int64_t offset = walk->k * (int64_t)sizeof(uint16_t);
+    for (int group = 0; group < num_groups; group++, rows += GROUP_COLS) {
         int64_t k = 0;
-        for (; k < walk->num_k; k += STEP_ELEMENTS, offset += LINE_BYTES, at += GROUP_STEP_BYTES) {
+        for (; k < num_k; k += STEP_ELEMENTS, to += GROUP_STEP_BYTES) {
+            int64_t offset = k * (int64_t)sizeof(uint16_t);
             __m512i pairs[STEP_PAIRS];
-            if (k + STEP_ELEMENTS <= walk->num_k) {
-                if (2 * k + AHEAD_ROW_BYTES < row_bytes) {
-                    prefetch_rows(&group, offset + AHEAD_ROW_BYTES);
+            if (k + STEP_ELEMENTS <= num_k) {
+                if (offset < ahead_bytes) {
+                    prefetch_rows(rows, offset + AHEAD_ROW_BYTES);
                 }
-                load_pairs(&group, offset, false, 0, pairs);
+                load_pairs(rows, offset, false, 0, pairs);
             } else {
-                load_pairs(&group, offset, true, mask_of_rest(walk->num_k - k), pairs);
+                load_pairs(rows, offset, true, mask_of_rest(num_k - k), pairs);
             }
             VEC_UNROLL
             for (int pair = 0; pair < STEP_PAIRS; pair++) {
-                _mm512_store_si512(at + pair * LINE_BYTES, pairs[pair]);
+                _mm512_store_si512(to + pair * LINE_BYTES, pairs[pair]);
             }
         }
     }
 }
 
-/* What comes after the panel and block at hand. */
-static void plan_next(struct walk *walk)
-{
-    const struct dot_job *job = walk->job;
-    int64_t panel_cols = walk->panel_groups / job->num_matrices * GROUP_COLS;
-    walk->next_col = walk->first_col;
-    walk->next_k = walk->k + walk->block_k;
-    if (walk->next_k >= job->num_elements) {
-        walk->next_k = 0;
-        walk->next_col += panel_cols;
-    }
-    int64_t num_cols = min_of(panel_cols, walk->end - walk->next_col);
-    walk->next_num_rows = num_cols <= 0 ? 0 : num_cols * job->num_matrices;
-    walk->next_row = 0;
-}
+#define TILE_ENTRY(num_rows) [num_rows] = {tile_##num_rows##x1, tile_##num_rows##x2},
+static const struct dot_columns bf16_columns = {.a_element_bytes = sizeof(uint16_t),
+                                                .panel_element_bytes = sizeof(uint16_t),
+                                                .max_block_k = BF16_BLOCK_K,
+                                                .group_cols = TILE_GROUPS * GROUP_COLS,
+                                                .most_rows = TILE_MAX_ROWS,
+                                                .num_aheads = TILE_AHEADS,
+                                                .panel_bytes = 384 * 1024,
+                                                .partial_bytes = 512 * 1024,
+                                                .fill = {[DTYPE_BF16] = fill_group},
+                                                .tiles = {TILE_SHAPES(TILE_ENTRY)}};
 
-/* Rows of the next tile of activations, of which `part` of num_parts is due; then rows of weights,
- * as late as num_calls_left tiles allow, for much passes through L2 meanwhile; then what is there
- * already. */
-static void choose_ahead(struct walk *walk, int64_t next_token, int64_t part, int64_t num_parts,
-                         int64_t num_calls_left, struct tile *tile)
+static void bf16_walk(const struct dot_job *job, unsigned char *scratch, int64_t begin, int64_t end)
 {
-    const struct dot_job *job = walk->job;
-    int64_t begin = TILE_MAX_ROWS * part / num_parts;
-    int64_t end = min_of(TILE_MAX_ROWS * (part + 1) / num_parts, begin + TILE_AHEADS - 1);
-    int slot = 0;
-    for (int64_t row = begin; row < end && next_token + row < job->num_tokens; row++, slot++) {
-        tile->ahead[slot] =
-            (uintptr_t)job->a + (uintptr_t)((next_token + row) * job->a_stride_bytes + walk->k * 2);
-    }
-    int64_t num_later = (num_calls_left - 1) * (TILE_AHEADS - slot);
-    for (; slot < TILE_AHEADS; slot++) {
-        tile->ahead[slot] = (uintptr_t)tile->groups[0];
-        if (walk->next_row < walk->next_num_rows - num_later) {
-            int64_t matrix = walk->next_row % job->num_matrices;
-            int64_t col = walk->next_col + walk->next_row / job->num_matrices;
-            tile->ahead[slot] = (uintptr_t)job->weights[matrix] +
-                                (uintptr_t)((col * job->num_elements + walk->next_k) * 2);
-            walk->next_row++;
-        }
-    }
-}
-
-/* Rows [token, token + num_rows) against the panel. */
-static void compute_tiles(struct walk *walk, int64_t token, int32_t num_rows, float *partials)
-{
-    const struct dot_job *job = walk->job;
-    int64_t num_tiles = divide_up(walk->num_groups, TILE_GROUPS);
-    int64_t num_steps = divide_up(walk->num_k, STEP_ELEMENTS);
-    int64_t num_calls_left = divide_up(walk->chunk_end - token, TILE_MAX_ROWS) * num_tiles;
-    bool is_last = walk->k + walk->num_k >= job->num_elements;
-    struct tile tile = {.a = (const unsigned char *)job->a + token * job->a_stride_bytes +
-                             walk->k * (int64_t)sizeof(uint16_t),
-                        .a_stride_bytes = job->a_stride_bytes,
-                        .num_steps = num_steps,
-                        .is_resumed = walk->k > 0};
-    for (int64_t idx = 0; idx < num_tiles; idx++) {
-        int64_t num_groups = min_of(TILE_GROUPS, walk->num_groups - idx * TILE_GROUPS);
-        tile.groups[0] = walk->panel + idx * TILE_GROUPS * num_steps * GROUP_STEP_BYTES;
-        tile.groups[1] = tile.groups[0] + num_steps * GROUP_STEP_BYTES;
-        tile.sums = partials + (walk->is_cut ? idx * num_rows * SUMS_STRIDE : 0);
-        choose_ahead(walk, token + num_rows, idx, num_tiles, num_calls_left - idx, &tile);
-        tile_fns[num_rows][num_groups - 1](&tile);
-        if (is_last) {
-            int64_t tile_cols = TILE_GROUPS / job->num_matrices * GROUP_COLS;
-            int64_t first_col = walk->first_col + idx * tile_cols;
-            struct dot_sums stored = {.at = {tile.sums, tile.sums + GROUP_COLS},
-                                      .stride = SUMS_STRIDE,
-                                      .first_row = token,
-                                      .first_col = first_col,
-                                      .num_rows = num_rows,
-                                      .num_cols =
-                                          (int32_t)min_of(tile_cols, walk->end - first_col)};
-            job->store(job->params, &stored);
-        }
-    }
-}
-
-/* From a row on, as many tiles as have room for their sums against all blocks of the panel; returns
- * the row behind them. */
-static int64_t compute_chunk(struct walk *walk, int64_t first_token)
-{
-    const struct dot_job *job = walk->job;
-    int64_t num_sums = round_up(walk->num_groups, TILE_GROUPS) * GROUP_COLS; /* of a row */
-    int64_t max_rows = PARTIAL_BYTES / (int64_t)sizeof(float) / num_sums;
-    int64_t token = first_token;
-    walk->chunk_end = min_of(job->num_tokens, walk->is_cut ? first_token + max_rows : INT64_MAX);
-    for (walk->k = 0; walk->k < job->num_elements; walk->k += walk->block_k) {
-        walk->num_k = min_of(walk->block_k, job->num_elements - walk->k);
-        plan_next(walk);
-        fill_panel(walk);
-        token = first_token;
-        while (token < job->num_tokens) {
-            int32_t num_rows = tile_rows(job->num_tokens - token);
-            int64_t num_before = walk->is_cut ? token - first_token : 0;
-            if (token + num_rows > walk->chunk_end) {
-                break;
-            }
-            compute_tiles(walk, token, num_rows, walk->partials + num_before * num_sums);
-            token += num_rows;
-        }
-    }
-    return token;
-}
-
-static void bf16_panels(const struct dot_job *job, unsigned char *scratch, int64_t begin,
-                        int64_t end)
-{
-    float *sums = (float *)(void *)(scratch + PANEL_BYTES);
     if (job->num_tokens <= FEW_MAX_ROWS) {
-        compute_few_rows(job, sums, begin, end);
+        compute_few_rows(job, (float *)(void *)scratch, begin, end);
         return;
     }
-    int64_t num_blocks = divide_up(job->num_elements, MAX_BLOCK_K);
-    int64_t all_groups = divide_up(end - begin, GROUP_COLS) * job->num_matrices;
-    struct walk walk = {
-        .job = job, .panel = scratch, .partials = sums, .end = end, .is_cut = num_blocks > 1};
-    walk.block_k = round_up(divide_up(job->num_elements, num_blocks), STEP_ELEMENTS);
-    int64_t group_bytes = walk.block_k / STEP_ELEMENTS * GROUP_STEP_BYTES;
-    int64_t max_groups = PANEL_BYTES / group_bytes / TILE_GROUPS * TILE_GROUPS;
-    walk.panel_groups = round_up(divide_up(all_groups, divide_up(all_groups, max_groups)),
-                                 TILE_GROUPS); /* panels alike */
-    int64_t panel_cols = walk.panel_groups / job->num_matrices * GROUP_COLS;
-    for (walk.first_col = begin; walk.first_col < end; walk.first_col += panel_cols) {
-        walk.num_groups =
-            divide_up(min_of(panel_cols, end - walk.first_col), GROUP_COLS) * job->num_matrices;
-        for (int64_t token = 0; token < job->num_tokens;) {
-            token = compute_chunk(&walk, token);
-        }
-    }
+    dot_columns(&bf16_columns, job, scratch, begin, end);
 }
 
 /* Of a row of bf16_groups, which here are rows one after the other. */
@@ -557,7 +374,7 @@ void avx512_bf16_linear(const struct linear_params *params, const struct cpu_wor
         vnni_linear(params, work, begin, end);
         return;
     }
-    avx512_linear_by(bf16_panels, work->quant_rows->bf16_groups,
+    avx512_linear_by(bf16_walk, work->quant_rows->bf16_groups,
                      packed_row_bytes(params->in_features), params, work, begin, end);
 }
 
@@ -568,7 +385,7 @@ void avx512_bf16_gemm_swiglu(const struct gemm_swiglu_params *params, const stru
         vnni_gemm_swiglu(params, work, begin, end);
         return;
     }
-    avx512_gemm_swiglu_by(bf16_panels, work->quant_rows->bf16_groups,
+    avx512_gemm_swiglu_by(bf16_walk, work->quant_rows->bf16_groups,
                           packed_row_bytes(params->hidden_size), params, work, begin, end);
 }
 

@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-#include "ops/cpu/dot_tile_avx512.h"
+#include "ops/cpu/dot_columns_avx512.h"
 #include "ops/cpu/kernels_avx2.h"
 #include "ops/cpu/vec_avx512.h"
 
@@ -33,7 +33,7 @@ static void store_swiglu(const void *arg, const struct dot_sums *sums)
     }
 }
 
-void avx512_gemm_swiglu_by(dot_panels_fn *panels, const void *a, int64_t a_stride_bytes,
+void avx512_gemm_swiglu_by(dot_walk_fn *walk, const void *a, int64_t a_stride_bytes,
                            const struct gemm_swiglu_params *params, const struct cpu_work *work,
                            int64_t begin, int64_t end)
 {
@@ -46,7 +46,7 @@ void avx512_gemm_swiglu_by(dot_panels_fn *panels, const void *a, int64_t a_strid
                           .num_elements = params->hidden_size,
                           .store = store_swiglu,
                           .params = params};
-    panels(&job, work->scratch, begin, end);
+    walk(&job, work->scratch, begin, end);
 }
 
 void avx512_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_work *work,
@@ -57,7 +57,7 @@ void avx512_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cp
         avx2_gemm_swiglu(params, work, begin, end);
         return;
     }
-    avx512_gemm_swiglu_by(avx512_dot_panels, params->a,
+    avx512_gemm_swiglu_by(avx512_dot_columns, params->a,
                           params->hidden_size * (int64_t)sizeof(float), params, work, begin, end);
 }
 

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "ops/cpu/dot_tile_avx512.h"
+#include "ops/cpu/dot_columns_avx512.h"
 #include "ops/cpu/kernels_avx2.h"
 #include "ops/cpu/vec_avx512.h"
 
@@ -30,7 +30,7 @@ static void store_linear(const void *arg, const struct dot_sums *sums)
     }
 }
 
-void avx512_linear_by(dot_panels_fn *panels, const void *a, int64_t a_stride_bytes,
+void avx512_linear_by(dot_walk_fn *walk, const void *a, int64_t a_stride_bytes,
                       const struct linear_params *params, const struct cpu_work *work,
                       int64_t begin, int64_t end)
 {
@@ -43,7 +43,7 @@ void avx512_linear_by(dot_panels_fn *panels, const void *a, int64_t a_stride_byt
                           .num_elements = params->in_features,
                           .store = store_linear,
                           .params = params};
-    panels(&job, work->scratch, begin, end);
+    walk(&job, work->scratch, begin, end);
 }
 
 void avx512_linear(const struct linear_params *params, const struct cpu_work *work, int64_t begin,
@@ -53,7 +53,7 @@ void avx512_linear(const struct linear_params *params, const struct cpu_work *wo
         avx2_linear(params, work, begin, end);
         return;
     }
-    avx512_linear_by(avx512_dot_panels, params->a, params->a_stride * (int64_t)sizeof(float),
+    avx512_linear_by(avx512_dot_columns, params->a, params->a_stride * (int64_t)sizeof(float),
                      params, work, begin, end);
 }
 

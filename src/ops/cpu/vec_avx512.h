@@ -23,12 +23,27 @@ VEC_INLINE __m512 vec_keep(__m512 vec)
     return vec;
 }
 
-/* sum + a * b with one rounding, in the register of the sum. gcc 12 otherwise puts some results in
- * the registers of a or b, where tiles as large as the register file then spill. */
+/* sum + a * b with one rounding, in the register of the sum and in its place, as the two below.
+ * gcc 12 otherwise puts some results in the registers of a or b, where tiles as large as the
+ * register file then spill. */
 VEC_INLINE __m512 vec_add_product(__m512 sum, __m512 a, __m512 b)
 {
-    __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    __asm__ volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
+}
+
+VEC_INLINE __m512 vec_load_here(const float *at)
+{
+    __m512 vec;
+    __asm__ volatile("vmovups %1, %0" : "=v"(vec) : "m"(*(const __m512_u *)(const void *)at));
+    return vec;
+}
+
+VEC_INLINE __m512 vec_broadcast_here(const float *at)
+{
+    __m512 vec;
+    __asm__ volatile("vbroadcastss %1, %0" : "=v"(vec) : "m"(*at));
+    return vec;
 }
 
 /* Lanes [0, num_lanes) set; all of them from 16 on, none below 1. */
