@@ -36,7 +36,6 @@ struct walk {
     int64_t panel_groups, block_k;
     int64_t group_bytes; /* of a turned group and block of k */
     bool is_cut;         /* along k */
-    bool is_cold;        /* nobody has prefetched the weights of the panel */
     /* Of the panel and block at hand: */
     int64_t first_col, num_groups, k, num_k, chunk_end;
     /* On their way to L2: the next tile of activations, the next block of each matrix. */
@@ -91,7 +90,7 @@ static void fill_panel(const struct walk *walk)
 {
     const struct dot_job *job = walk->job;
     const int64_t row_bytes = walk->num_k * element_bytes_of(job);
-    int64_t ahead_bytes = walk->is_cold ? row_bytes - AHEAD_ROW_BYTES : 0;
+    const int64_t ahead_bytes = row_bytes - AHEAD_ROW_BYTES;
     dot_column_fill_fn *fill = walk->columns->fill[job->dtype];
     for (int64_t idx = 0; idx < walk->num_groups; idx++) {
         const unsigned char *rows[DOT_GROUP_MAX_COLS];
@@ -218,7 +217,6 @@ static int64_t compute_chunk(struct walk *walk, int64_t first_token)
         walk->num_k = min_of(walk->block_k, job->num_elements - walk->k);
         plan_weights(walk);
         fill_panel(walk);
-        walk->is_cold = false;
         token = first_token;
         while (token < job->num_tokens) {
             int32_t num_rows = tile_rows(walk->columns, job->num_tokens - token);
@@ -242,10 +240,9 @@ void dot_columns(const struct dot_columns *columns, const struct dot_job *job,
                         .partials = (float *)(void *)(scratch + columns->panel_bytes),
                         .end = end,
                         .matrix_cols = columns->group_cols / job->num_matrices,
-                        .block_k = block_k_at_most(job, columns->max_block_k),
-                        .is_cold = true};
+                        .block_k = block_k_at_most(job, columns->max_block_k)};
     assert(columns->panel_bytes + columns->partial_bytes <= CPU_SCRATCH_BYTES);
-    assert(job->num_tokens >= columns->most_rows / 2);
+    assert(columns->tiles[tile_rows(columns, job->num_tokens)][0] != NULL);
     int64_t all_groups = divide_up(end - begin, walk.matrix_cols);
     walk.group_bytes = walk.block_k * columns->group_cols * columns->panel_element_bytes;
     int64_t max_groups = job->num_tokens <= FEW_ROW_TILES * columns->most_rows

@@ -24,13 +24,13 @@
 /* Of one block of fp32 activations. Six rows of them then take a third of an L1 of 32 KiB, twelve
  * rows less than half of one of 48 KiB. */
 #define MAX_BLOCK_K 448
-/* Where panels are filled and nobody has prefetched: what memory delivers while a line is on its
- * way, for each of the rows of a group. */
+/* Prefetched where panels are filled, for what tiles have not asked for in time: what memory
+ * delivers while a line is on its way, for each of the rows of a group. */
 #define AHEAD_ROW_BYTES 1024
 #define DOT_GROUP_HALVES 2 /* vectors of a group */
 #define DOT_GROUP_MAX_COLS 32
 #define DOT_COLUMN_MAX_ROWS 12
-#define DOT_COLUMN_MAX_AHEADS 16
+#define DOT_COLUMN_MAX_AHEADS 32
 
 /* Rows of activations times a turned group, or the first half of it. */
 struct dot_column_tile {
@@ -56,7 +56,7 @@ struct dot_columns {
     int32_t panel_element_bytes; /* of weights that are turned; of whole steps of each column */
     int32_t max_block_k;
     int32_t group_cols; /* of a group, DOT_GROUP_HALVES vectors */
-    int32_t most_rows;  /* of a tile; half as many are the fewest */
+    int32_t most_rows;  /* of a tile; there are all from half as many on */
     int32_t num_aheads; /* of a tile */
     /* Of scratch: a panel of turned groups, and the sums of cut rows. */
     int32_t panel_bytes, partial_bytes;
@@ -64,7 +64,7 @@ struct dot_columns {
     dot_column_tile_fn *tiles[DOT_COLUMN_MAX_ROWS + 1][DOT_GROUP_HALVES]; /* by halves - 1 */
 };
 
-/* Columns [begin, end) of all of at least columns->most_rows / 2 tokens.
+/* Columns [begin, end) of all tokens, of which there are enough for the smallest tile.
  * scratch [CPU_SCRATCH_BYTES]. */
 void dot_columns(const struct dot_columns *columns, const struct dot_job *job,
                  unsigned char *scratch, int64_t begin, int64_t end);
