@@ -4,7 +4,10 @@
 
 #include "ops/cpu/dot_job.h"
 
-/* As avx2_dot_columns, with the same bits. */
-dot_walk_fn avx512_dot_columns;
+#define AVX512_FEW_ROWS 4
+
+/* As those of dot_columns_avx2.h, with the same bits: of any number of rows, and of at most
+ * AVX512_FEW_ROWS. */
+dot_walk_fn avx512_dot_columns, avx512_dot_few;
 
 #endif
