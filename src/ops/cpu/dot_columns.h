@@ -4,11 +4,11 @@
  * meet broadcast activations. Here: the walk over many rows of activations, for the register tiles
  * of any instruction set.
  *
- * An output is, for each block of k, one accumulator that takes the even elements in ascending
- * order and one that takes the odd ones; these are added up block by block, even before odd. Two
- * chains let few rows read eight columns at a time, which memory gives faster than sixteen. Blocks
- * depend on the length of a row alone, so an output has the same bits in a tile of any size, among
- * any rows and on every instruction set. */
+ * An output is, for each block of k, one accumulator that takes the even elements, ascending, and
+ * one that takes the odd ones; these are added up block by block, even before odd. Two chains let
+ * few rows read eight columns at a time, which memory gives faster than sixteen. Blocks depend on
+ * the length of a row alone, so an output has the same bits in a tile of any size, among any rows
+ * and on every instruction set. */
 #ifndef IMBREX_OPS_CPU_DOT_COLUMNS_H
 #define IMBREX_OPS_CPU_DOT_COLUMNS_H
 
