@@ -5,8 +5,6 @@
 #include "ops/cpu/dot_job.h"
 
 #define FEW_MAX_ROWS 8
-/* Rows of a tile: the sums of more do not fit the registers of AVX2. */
-#define FEW_TILE_ROWS 4
 
 /* All take activations as fp32 and add up in the same order: of any number of rows, and of at most
  * FEW_MAX_ROWS, short rows of weights prefetched in the order of addresses, or along themselves. */

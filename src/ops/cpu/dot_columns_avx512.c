@@ -10,8 +10,8 @@
 #include "ops/cpu/vec_generic_avx512.h"
 
 #define TILE_MAX_ROWS 12
-/* From three rows on multiply-adds of half the width are slower than memory. */
-#define NARROW_MAX_ROWS 2
+/* From five rows on multiply-adds of half the width are slower than memory. */
+#define NARROW_MAX_ROWS 4
 /* As many as let one tile of rows ask for all rows of the next group. */
 #define TILE_AHEADS 32
 #define TILE_SHAPES(X) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
@@ -33,10 +33,6 @@ void avx512_dot_columns(const struct dot_job *job, unsigned char *scratch, int64
 {
     if (job->num_tokens <= NARROW_MAX_ROWS) {
         avx2_dot_few_along(job, scratch, begin, end);
-        return;
-    }
-    if (job->num_tokens <= FEW_TILE_ROWS) {
-        avx512_dot_few(job, scratch, begin, end);
         return;
     }
     dot_columns(&avx512_columns, job, scratch, begin, end);

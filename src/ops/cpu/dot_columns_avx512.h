@@ -4,7 +4,7 @@
 
 #include "ops/cpu/dot_job.h"
 
-/* As avx2_dot_columns and avx2_dot_few, with the same bits. */
-dot_walk_fn avx512_dot_columns, avx512_dot_few;
+/* As avx2_dot_columns, with the same bits. */
+dot_walk_fn avx512_dot_columns;
 
 #endif
