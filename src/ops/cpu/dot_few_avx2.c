@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Few rows: eight columns at a time, a unit, pass by once, turned in registers, and meet all rows
- * of activations; of gemm_swiglu columns of gate, then those of up.
+/* Few rows: eight columns, a unit, pass by once, turned in registers, and meet all rows of
+ * activations; of gemm_swiglu columns of gate, then those of up.
  *
- * Memory decides, and what it gives depends on how it is asked: units are short so that few rows
- * are read at a time, and what comes next is prefetched in the order of its addresses. */
+ * Memory decides, and what it gives depends on how it is asked: units are small so that few rows
+ * are read at a time. What comes next is prefetched either in the order of addresses, a unit ahead,
+ * into L2, or along each row of the unit at hand, a little ahead, into L1. */
 #include "ops/cpu/dot_columns_avx2.h"
 
 #if defined(__x86_64__)
@@ -17,127 +18,16 @@
 #define UNIT_COLS VEC_LANES
 /* Of each matrix in turn, so that memory is read in long runs. */
 #define SEGMENT_COLS 128
-/* Of rows that are longer, so much of each is ahead of its use. */
-#define MAX_RUN_BYTES 2560
-#define AHEAD_LINES 4 /* asked for at once: of one row, or of so many rows in runs */
+/* Rows that are longer are prefetched along themselves on all processors. */
+#define MAX_SHORT_ROW_BYTES 2560
+#define ALONG_BYTES 512
+#define AHEAD_LINES 4 /* asked for at once, in the order of addresses */
 #define NUM_CHAINS 2  /* of even and of odd elements */
-/* Sums of more do not fit the registers. */
-#define TILE_MAX_ROWS 4
+/* Of a tile: the sums of more do not fit the registers. */
+#define FEW_TILE_ROWS 4
 
 /* X(num_rows): the tiles there are. */
 #define FEW_SHAPES(X) X(1) X(2) X(3) X(4)
-
-/* ---- what comes next ------------------------------------------------------------------------- */
-
-/* Weights on their way into L2 while others are at work, in the order in which they are needed: all
- * rows of a unit, one after the other; of long rows a run, four rows at a time, a line of each in
- * turn. */
-struct ahead {
-    const struct dot_job *job;
-    int64_t row_bytes, run_bytes;
-    int64_t end; /* of the columns */
-    /* The segment, the unit in it, the place in its rows, and the first of four long ones. */
-    int32_t matrix;
-    int64_t segment_col, segment_end, col, run_at, row;
-    /* What is left of it. */
-    uintptr_t at;
-    int64_t line_stride, advance, num_left;
-};
-
-static struct ahead ahead_of(const struct dot_job *job, int64_t end)
-{
-    int64_t row_bytes = job->num_elements * element_bytes_of(job);
-    int64_t run_bytes = divide_up(row_bytes, divide_up(row_bytes, MAX_RUN_BYTES));
-    return (struct ahead){.job = job,
-                          .row_bytes = row_bytes,
-                          .run_bytes =
-                              run_bytes < row_bytes ? round_up(run_bytes, LINE_BYTES) : row_bytes,
-                          .end = end};
-}
-
-static bool is_long(const struct ahead *ahead)
-{
-    return ahead->run_bytes < ahead->row_bytes;
-}
-
-static int64_t rows_of_unit(const struct ahead *ahead)
-{
-    return min_of(UNIT_COLS, ahead->segment_end - ahead->col);
-}
-
-static void begin_run(struct ahead *ahead)
-{
-    int64_t num_rows = rows_of_unit(ahead);
-    int64_t offset = (ahead->col + ahead->row) * ahead->row_bytes + ahead->run_at;
-    ahead->at = (uintptr_t)ahead->job->weights[ahead->matrix] + (uintptr_t)offset;
-    if (is_long(ahead)) {
-        int64_t num_bytes = min_of(ahead->run_bytes, ahead->row_bytes - ahead->run_at);
-        /* At the end fewer than four rows: one. */
-        ahead->line_stride = ahead->row + AHEAD_LINES <= num_rows ? ahead->row_bytes : 0;
-        ahead->advance = LINE_BYTES;
-        ahead->num_left = divide_up(num_bytes, LINE_BYTES);
-    } else {
-        ahead->line_stride = LINE_BYTES;
-        ahead->advance = AHEAD_LINES * LINE_BYTES;
-        ahead->num_left = divide_up(num_rows * ahead->row_bytes, ahead->advance);
-    }
-}
-
-/* Columns of the next matrix, or those that follow of the first one; false: there are none. */
-static bool next_segment(struct ahead *ahead)
-{
-    if (++ahead->matrix == ahead->job->num_matrices) {
-        ahead->matrix = 0;
-        ahead->segment_col = ahead->segment_end;
-        ahead->segment_end = min_of(ahead->segment_col + SEGMENT_COLS, ahead->end);
-    }
-    ahead->col = ahead->segment_col;
-    return ahead->segment_col < ahead->end;
-}
-
-/* The run behind one of all rows of a unit. */
-static void next_runs(struct ahead *ahead)
-{
-    ahead->row = 0;
-    ahead->run_at += ahead->run_bytes;
-    if (ahead->run_at >= ahead->row_bytes) {
-        ahead->run_at = 0;
-        ahead->col += UNIT_COLS;
-        if (ahead->col >= ahead->segment_end && !next_segment(ahead)) {
-            /* What is there already. */
-            ahead->at = (uintptr_t)ahead->job->weights[0];
-            ahead->line_stride = ahead->advance = 0;
-            ahead->num_left = INT64_MAX;
-            return;
-        }
-    }
-    begin_run(ahead);
-}
-
-static void next_run(struct ahead *ahead)
-{
-    ahead->row += AHEAD_LINES;
-    if (is_long(ahead) && ahead->row < rows_of_unit(ahead)) {
-        begin_run(ahead);
-    } else {
-        next_runs(ahead);
-    }
-}
-
-VEC_INLINE void prefetch_ahead(struct ahead *ahead)
-{
-    VEC_UNROLL
-    for (int line = 0; line < AHEAD_LINES; line++) {
-        _mm_prefetch((const char *)(ahead->at + (uintptr_t)(line * ahead->line_stride)),
-                     _MM_HINT_T1);
-    }
-    ahead->at += (uintptr_t)ahead->advance;
-    if (--ahead->num_left == 0) {
-        next_run(ahead);
-    }
-}
-
-/* ---- a unit ---------------------------------------------------------------------------------- */
 
 /* A unit and a block of k against a tile of rows. */
 struct few_tile {
@@ -145,21 +35,46 @@ struct few_tile {
     int64_t a_stride_bytes;
     const unsigned char *rows[UNIT_COLS]; /* of weights */
     int64_t num_elements;
-    struct ahead *ahead;
-    int64_t ahead_mask; /* something is asked for where these bits of an offset in a row are 0 */
-    float *sums;        /* [num_rows], SEGMENT_COLS apart */
+    float *sums; /* [num_rows], SEGMENT_COLS apart */
     bool is_resumed;
+    /* Along rows: from an offset in the block on, what comes is that much further. */
+    bool is_along_rows;
+    int64_t wrap_offset, wrap_bytes;
+    /* Or in the order of addresses: from here on, where these bits of an offset are 0. */
+    uintptr_t ahead;
+    int64_t ahead_mask;
 };
+
+VEC_INLINE void prefetch_beside(struct few_tile *tile, int64_t offset)
+{
+    if (tile->is_along_rows) {
+        if (offset % LINE_BYTES == 0) {
+            int64_t at = offset + ALONG_BYTES;
+            at += offset >= tile->wrap_offset ? tile->wrap_bytes : 0;
+            VEC_UNROLL
+            for (int row = 0; row < UNIT_COLS; row++) {
+                uintptr_t line = (uintptr_t)tile->rows[row] + (uintptr_t)at;
+                _mm_prefetch((const char *)line, _MM_HINT_T0);
+            }
+        }
+    } else if ((offset & tile->ahead_mask) == 0) {
+        VEC_UNROLL
+        for (int line = 0; line < AHEAD_LINES; line++) {
+            _mm_prefetch((const char *)(tile->ahead + (uintptr_t)(line * LINE_BYTES)), _MM_HINT_T1);
+        }
+        tile->ahead += AHEAD_LINES * LINE_BYTES;
+    }
+}
 
 /* Eight elements, or the first num_left of them where `is_rest`. */
 VEC_INLINE void few_step(enum dtype dtype, const unsigned char *a, int64_t a_stride_bytes,
                          const unsigned char *const *rows, int num_rows, int64_t offset,
-                         bool is_rest, int64_t num_left, __m256 *sums)
+                         bool is_rest, int64_t num_left, vec *sums)
 {
     const int num_elements = elements_of_word(dtype);
     VEC_UNROLL
     for (int part = 0; part < TURN_ELEMENTS / WORDS / num_elements; part++) {
-        __m256i words[WORDS];
+        vec_words words[WORDS];
         turn_part(dtype, rows, offset, part, words);
         VEC_UNROLL
         for (int element = 0; element < WORDS * num_elements; element++) {
@@ -167,12 +82,12 @@ VEC_INLINE void few_step(enum dtype dtype, const unsigned char *a, int64_t a_str
             if (is_rest && k >= num_left) {
                 break;
             }
-            __m256 weight =
+            vec weight =
                 element_of_word(dtype, words[element / num_elements], element % num_elements);
             VEC_UNROLL
             for (int row = 0; row < num_rows; row++) {
                 const unsigned char *from = a + row * a_stride_bytes;
-                __m256 *sum = &sums[row * NUM_CHAINS + k % NUM_CHAINS];
+                vec *sum = &sums[row * NUM_CHAINS + k % NUM_CHAINS];
                 *sum = vec_add_product(
                     *sum, vec_broadcast_here((const float *)(const void *)from + k), weight);
             }
@@ -180,21 +95,19 @@ VEC_INLINE void few_step(enum dtype dtype, const unsigned char *a, int64_t a_str
     }
 }
 
-VEC_INLINE void few_compute(enum dtype dtype, const struct few_tile *tile, int num_rows)
+VEC_INLINE void few_compute(enum dtype dtype, struct few_tile *tile, int num_rows)
 {
     const int element_bytes = dtype == DTYPE_F32 ? 4 : 2;
     const int step_bytes = TURN_ELEMENTS * element_bytes;
     const unsigned char *a = tile->a;
     int64_t num_left = tile->num_elements, offset = 0;
-    __m256 sums[TILE_MAX_ROWS * NUM_CHAINS];
+    vec sums[FEW_TILE_ROWS * NUM_CHAINS];
     VEC_UNROLL
     for (int idx = 0; idx < num_rows * NUM_CHAINS; idx++) {
-        sums[idx] = _mm256_setzero_ps();
+        sums[idx] = vec_zero();
     }
     for (; num_left >= TURN_ELEMENTS; num_left -= TURN_ELEMENTS, offset += step_bytes) {
-        if ((offset & tile->ahead_mask) == 0) {
-            prefetch_ahead(tile->ahead);
-        }
+        prefetch_beside(tile, offset);
         few_step(dtype, a, tile->a_stride_bytes, tile->rows, num_rows, offset, false, 0, sums);
         a += TURN_ELEMENTS * sizeof(float);
     }
@@ -207,39 +120,44 @@ VEC_INLINE void few_compute(enum dtype dtype, const struct few_tile *tile, int n
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
         float *at = tile->sums + row * SEGMENT_COLS;
-        __m256 even = sums[row * NUM_CHAINS], odd = sums[row * NUM_CHAINS + 1];
-        even = tile->is_resumed ? _mm256_add_ps(_mm256_load_ps(at), even) : even;
-        _mm256_store_ps(at, _mm256_add_ps(even, odd));
+        vec even = sums[row * NUM_CHAINS], odd = sums[row * NUM_CHAINS + 1];
+        even = tile->is_resumed ? vec_add(vec_load(at), even) : even;
+        vec_store(at, vec_add(even, odd));
     }
 }
 
-#define DEFINE_FEW(num_rows)                                     \
-    static void few_BF16_##num_rows(const struct few_tile *tile) \
-    {                                                            \
-        few_compute(DTYPE_BF16, tile, num_rows);                 \
-    }                                                            \
-    static void few_F16_##num_rows(const struct few_tile *tile)  \
-    {                                                            \
-        few_compute(DTYPE_F16, tile, num_rows);                  \
-    }                                                            \
-    static void few_F32_##num_rows(const struct few_tile *tile)  \
-    {                                                            \
-        few_compute(DTYPE_F32, tile, num_rows);                  \
+#define DEFINE_FEW(num_rows)                               \
+    static void few_BF16_##num_rows(struct few_tile *tile) \
+    {                                                      \
+        few_compute(DTYPE_BF16, tile, num_rows);           \
+    }                                                      \
+    static void few_F16_##num_rows(struct few_tile *tile)  \
+    {                                                      \
+        few_compute(DTYPE_F16, tile, num_rows);            \
+    }                                                      \
+    static void few_F32_##num_rows(struct few_tile *tile)  \
+    {                                                      \
+        few_compute(DTYPE_F32, tile, num_rows);            \
     }
 FEW_SHAPES(DEFINE_FEW)
 
-typedef void few_fn(const struct few_tile *tile);
+typedef void few_fn(struct few_tile *tile);
 #define FEW_ENTRIES(num_rows)                                                                 \
     [DTYPE_BF16][num_rows] = few_BF16_##num_rows, [DTYPE_F16][num_rows] = few_F16_##num_rows, \
     [DTYPE_F32][num_rows] = few_F32_##num_rows,
-static few_fn *const few_fns[DTYPE_NUM_PLAIN][TILE_MAX_ROWS + 1] = {FEW_SHAPES(FEW_ENTRIES)};
+static few_fn *const few_fns[DTYPE_NUM_PLAIN][FEW_TILE_ROWS + 1] = {FEW_SHAPES(FEW_ENTRIES)};
 
-/* ---- all of them ----------------------------------------------------------------------------- */
+/* Columns of one matrix, beside each other, and what follows them. */
+struct segment {
+    int32_t matrix;
+    int64_t begin, end;
+    uintptr_t next; /* the first row of the segment behind it; 0: there is none */
+};
 
 /* A block of k of a unit against all rows, in one tile or in two alike. */
 static void compute_block(const struct dot_job *job, struct few_tile *tile, int64_t k)
 {
-    int32_t num_tiles = job->num_tokens > TILE_MAX_ROWS ? 2 : 1;
+    int32_t num_tiles = job->num_tokens > FEW_TILE_ROWS ? 2 : 1;
     int32_t tile_rows = (job->num_tokens + num_tiles - 1) / num_tiles;
     float *sums = tile->sums;
     /* All tiles together ask for as much as they read. */
@@ -254,41 +172,48 @@ static void compute_block(const struct dot_job *job, struct few_tile *tile, int6
     tile->sums = sums;
 }
 
-/* Columns [begin, end) of a matrix, a segment. */
-static void compute_segment(const struct dot_job *job, int32_t matrix, int64_t begin, int64_t end,
-                            struct ahead *ahead, float *sums)
+static void compute_segment(const struct dot_job *job, const struct segment *segment,
+                            bool is_along_rows, float *sums)
 {
-    const int64_t block_k = block_k_of(job);
-    struct few_tile tile = {.a_stride_bytes = job->a_stride_bytes, .ahead = ahead};
-    for (int64_t col = begin; col < end; col += UNIT_COLS) {
-        ahead->matrix = matrix;
-        ahead->segment_col = begin;
-        ahead->segment_end = end;
-        ahead->col = col;
-        ahead->run_at = 0;
-        next_runs(ahead);
-        tile.sums = sums + (col - begin);
+    const int64_t block_k = block_k_of(job), element_bytes = element_bytes_of(job);
+    const int64_t row_bytes = job->num_elements * element_bytes;
+    struct few_tile tile = {.a_stride_bytes = job->a_stride_bytes, .is_along_rows = is_along_rows};
+    for (int64_t col = segment->begin; col < segment->end; col += UNIT_COLS) {
+        uintptr_t at = (uintptr_t)job->weights[segment->matrix] + (uintptr_t)(col * row_bytes);
+        uintptr_t next = col + UNIT_COLS < segment->end ? at + (uintptr_t)(UNIT_COLS * row_bytes)
+                                                        : segment->next;
+        tile.ahead = next == 0 ? at : next; /* at last what is there already */
+        tile.sums = sums + (col - segment->begin);
         for (int64_t k = 0; k < job->num_elements; k += block_k) {
-            rows_at(job, matrix, col, end, k, UNIT_COLS, tile.rows);
+            rows_at(job, segment->matrix, col, segment->end, k, UNIT_COLS, tile.rows);
             tile.num_elements = min_of(block_k, job->num_elements - k);
             tile.is_resumed = k > 0;
+            tile.wrap_offset = row_bytes - k * element_bytes - ALONG_BYTES;
+            tile.wrap_bytes = (int64_t)((next == 0 ? at : next) - at) - row_bytes;
             compute_block(job, &tile, k);
         }
     }
 }
 
-void avx2_dot_few(const struct dot_job *job, unsigned char *scratch, int64_t begin, int64_t end)
+/* Nobody has asked for the first weights. */
+static void prefetch_first(const struct dot_job *job, int64_t begin, int64_t end, int64_t num_bytes)
 {
-    float *sums = (float *)(void *)scratch;
-    struct ahead ahead = ahead_of(job, end);
-    /* Nobody has asked for the first weights. */
-    const unsigned char *first[UNIT_COLS];
-    rows_at(job, 0, begin, end, 0, UNIT_COLS, first);
+    const unsigned char *rows[UNIT_COLS];
+    rows_at(job, 0, begin, end, 0, UNIT_COLS, rows);
     for (int row = 0; row < UNIT_COLS; row++) {
-        for (int64_t at = 0; at < ahead.run_bytes; at += LINE_BYTES) {
-            _mm_prefetch((const char *)first[row] + at, _MM_HINT_T1);
+        for (int64_t at = 0; at < num_bytes; at += LINE_BYTES) {
+            _mm_prefetch((const char *)rows[row] + at, _MM_HINT_T1);
         }
     }
+}
+
+static void dot_few(const struct dot_job *job, bool are_short_along_rows, unsigned char *scratch,
+                    int64_t begin, int64_t end)
+{
+    const int64_t row_bytes = job->num_elements * element_bytes_of(job);
+    const bool is_along_rows = are_short_along_rows || row_bytes > MAX_SHORT_ROW_BYTES;
+    float *sums = (float *)(void *)scratch;
+    prefetch_first(job, begin, end, is_along_rows ? min_of(ALONG_BYTES, row_bytes) : row_bytes);
     for (int64_t col = begin; col < end; col += SEGMENT_COLS) {
         int64_t segment_end = min_of(col + SEGMENT_COLS, end);
         struct dot_sums stored = {.at = {sums, sums + FEW_MAX_ROWS * SEGMENT_COLS},
@@ -297,11 +222,29 @@ void avx2_dot_few(const struct dot_job *job, unsigned char *scratch, int64_t beg
                                   .num_rows = job->num_tokens,
                                   .num_cols = (int32_t)(segment_end - col)};
         for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
-            compute_segment(job, matrix, col, segment_end, &ahead,
+            bool is_last = matrix == job->num_matrices - 1;
+            const unsigned char *next =
+                job->weights[is_last ? 0 : matrix + 1] + (is_last ? segment_end : col) * row_bytes;
+            struct segment segment = {.matrix = matrix,
+                                      .begin = col,
+                                      .end = segment_end,
+                                      .next = is_last && segment_end == end ? 0 : (uintptr_t)next};
+            compute_segment(job, &segment, is_along_rows,
                             sums + matrix * FEW_MAX_ROWS * SEGMENT_COLS);
         }
         job->store(job->params, &stored);
     }
+}
+
+void avx2_dot_few(const struct dot_job *job, unsigned char *scratch, int64_t begin, int64_t end)
+{
+    dot_few(job, false, scratch, begin, end);
+}
+
+void avx2_dot_few_along(const struct dot_job *job, unsigned char *scratch, int64_t begin,
+                        int64_t end)
+{
+    dot_few(job, true, scratch, begin, end);
 }
 
 #endif
