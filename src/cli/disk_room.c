@@ -66,8 +66,8 @@ void disk_room_warn(const char *option, const char *folder, size_t max_bytes)
     }
     uint64_t room = (uint64_t)disk.f_bavail * disk.f_frsize + taken_bytes(folder);
     if (room < max_bytes) {
-        output_warning("--%s: %s may take %s, but its disk has room for %s: blocks beyond that "
-                       "will not be kept",
+        output_warning("--%s: %s may take %s, but its disk has room for %s: not all blocks "
+                       "will be kept",
                        option, folder, output_format_size(wanted, max_bytes),
                        output_format_size(found, (size_t)room));
     }

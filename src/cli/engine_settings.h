@@ -211,9 +211,9 @@ extern const struct option_choice engine_ablations[];
      .argument = "WHEN",                                               \
      .type = OPTION_TYPE_CHOICE,                                       \
      .group = "Engine",                                                \
-     .help = "when blocks go to --kv-disk and --kv-remote: computed, " \
-             "as soon as they are, in the background; or demoted, "    \
-             "when the KV cache has no room for them, and at the end", \
+     .help = "when blocks go to disk and server: computed, as soon "   \
+             "as they are, in the background; or demoted, when the "   \
+             "KV cache has no room for them, and at the end",          \
      .choices = engine_kv_write_choices,                               \
      .default_text = "computed",                                       \
      .offset = offsetof(settings, engine.kv_write)}

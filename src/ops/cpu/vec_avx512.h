@@ -76,17 +76,6 @@ VEC_INLINE __m512 vec_load_weights(enum dtype dtype, const unsigned char *weight
     return dtype == DTYPE_BF16 ? vec_widen_bf16(bits) : _mm512_cvtph_ps(bits);
 }
 
-/* The same for the lanes of a mask; the others are 0 and their memory is not touched. */
-VEC_INLINE __m512 vec_load_weights_masked(enum dtype dtype, __mmask16 mask,
-                                          const unsigned char *weights)
-{
-    if (dtype == DTYPE_F32) {
-        return _mm512_maskz_loadu_ps(mask, (const void *)weights);
-    }
-    __m256i bits = _mm256_maskz_loadu_epi16(mask, (const void *)weights);
-    return dtype == DTYPE_BF16 ? vec_widen_bf16(bits) : _mm512_cvtph_ps(bits);
-}
-
 /* Lane i is the sum of the sixteen lanes of vector i. Lanes 4j to 4j + 3 are added first, as (0 +
  * 2) + (1 + 3), to four sums q_j, and these as (q_0 + q_2) + (q_1 + q_3). */
 VEC_INLINE __m128 vec_sums_of_4(__m512 vec_0, __m512 vec_1, __m512 vec_2, __m512 vec_3)
