@@ -373,7 +373,7 @@ $(SOAKS): $(BUILD)/tests/%: $(OBJ)/tests/soak/%.o $(OBJ)/tests/engine/request_ca
 	$(LINK_TEST) -lcmocka $(STATIC_LIBS)
 $(BUILD)/tests/soak_kv_disk: $(call objects,$(addprefix tests/kv/,disk_blocks.c faulty_files.c))
 $(BUILD)/tests/soak_tiers: $(call objects,tests/engine/tiers_walk.c tests/base/fixture.c \
-    tests/fault/fault.c $(addprefix tests/kv/,fake_redis.c faulty_files.c))
+    tests/fault/fault.c $(addprefix tests/kv/,fake_redis.c faulty_files.c tiers_set_up.c))
 $(BUILD)/tests/soak_prefix: $(call objects,tests/base/fixture.c tests/kv/redis_server.c \
     src/cli/machine.c)
 # Makes allocations fail.
@@ -384,7 +384,7 @@ $(BENCHES): $(BUILD)/bench/%: $(OBJ)/bench/%.o $(TEST_LIB)
 # Those whose figures are kept write the head of their reports as the program does.
 REPORTING := $(addprefix $(BUILD)/bench/bench_kv_,pin disk pack move layers)
 $(REPORTING): $(call objects,$(patsubst %,src/cli/%.c,report_header machine output options \
-    replace_file))
+    replace_file spread))
 # They read clock and power.
 METERED := $(addprefix $(BUILD)/bench/bench_kv_,move layers)
 $(METERED): $(call objects,$(if $(filter 1,$(CUDA)),$(addprefix bench/,\

@@ -26,6 +26,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "cli/report_header.h"
+#include "cli/spread.h"
 #include "kv/kv_disk.h"
 #include "kv/kv_pool.h"
 #include "kv/kv_ring.h"
@@ -444,18 +445,9 @@ static int run_round(struct bench *bench, int32_t round, struct imbrex_error *er
 
 /* ---- report ---------------------------------------------------------------------------------- */
 
-static int compare(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
 static double median(const struct bench *bench, enum measure measure)
 {
-    double sorted[MAX_ROUNDS];
-    memcpy(sorted, bench->gb_per_s[measure], (size_t)bench->num_rounds * sizeof(*sorted));
-    qsort(sorted, (size_t)bench->num_rounds, sizeof(*sorted), compare);
-    return sorted[bench->num_rounds / 2];
+    return spread_quantile(bench->gb_per_s[measure], bench->num_rounds, 0.5);
 }
 
 /* In each round against the fastest of the raw reads, or the raw write, of that round. */
@@ -470,8 +462,7 @@ static double median_share(const struct bench *bench, enum measure measure)
         }
         shares[i] = bench->gb_per_s[measure][i] / raw;
     }
-    qsort(shares, (size_t)bench->num_rounds, sizeof(*shares), compare);
-    return shares[bench->num_rounds / 2];
+    return spread_quantile(shares, bench->num_rounds, 0.5);
 }
 
 static int report(const struct bench *bench, const char *path, FILE *file)

@@ -29,6 +29,7 @@
 #include "base/clock.h"
 #include "cli/gpu_meter.h"
 #include "cli/report_header.h"
+#include "cli/spread.h"
 #include "engine/engine.h"
 
 enum {
@@ -118,21 +119,6 @@ static int fail(const char *what, const struct imbrex_error *err)
     fprintf(stderr, "bench_kv_layers: %s%s%s\n", what, err != NULL ? ": " : "",
             err != NULL ? err->message : "");
     return 1;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
-/* The value that `share` of all are not above; 0 of none. */
-static double quantile(const double *values, int32_t num_values, double share)
-{
-    static double sorted[MAX_GAPS];
-    memcpy(sorted, values, (size_t)num_values * sizeof(*sorted));
-    qsort(sorted, (size_t)num_values, sizeof(*sorted), compare);
-    return num_values == 0 ? 0 : sorted[(int32_t)(share * (num_values - 1) + 0.5)];
 }
 
 /* ---- those that decode ----------------------------------------------------------------------- */
@@ -312,7 +298,8 @@ static enum imbrex_status run_both(struct bench *bench, struct setting *setting,
     }
     TRY(run_prompt(bench, bench->num_cached + bench->num_new, NUM_DRAWN, &outcome->gaps, drawn,
                    metrics, err));
-    double usual_ms = quantile(setting->before.ms + begin, setting->before.num_gaps - begin, 0.5);
+    double usual_ms =
+        spread_quantile(setting->before.ms + begin, setting->before.num_gaps - begin, 0.5);
     *lost_ms = 0;
     for (int32_t i = first; i < outcome->gaps.num_gaps; i++) {
         *lost_ms += (outcome->gaps.ms[i] - usual_ms) / setting->num_decoders;
@@ -484,9 +471,9 @@ static enum imbrex_status create(struct bench *bench, struct imbrex_error *err)
 static json_t *report_gaps(const struct gaps *gaps)
 {
     return json_pack("{s:i, s:f, s:f, s:f}", "gaps", (int)gaps->num_gaps, "p50_ms",
-                     quantile(gaps->ms, gaps->num_gaps, 0.5), "p99_ms",
-                     quantile(gaps->ms, gaps->num_gaps, 0.99), "longest_ms",
-                     quantile(gaps->ms, gaps->num_gaps, 1));
+                     spread_quantile(gaps->ms, gaps->num_gaps, 0.5), "p99_ms",
+                     spread_quantile(gaps->ms, gaps->num_gaps, 0.99), "longest_ms",
+                     spread_quantile(gaps->ms, gaps->num_gaps, 1));
 }
 
 static json_t *report_mode(const struct bench *bench, const struct setting *setting, enum mode mode)
@@ -497,9 +484,9 @@ static json_t *report_mode(const struct bench *bench, const struct setting *sett
     for (int32_t i = 0; i < bench->num_rounds; i++) {
         (void)json_array_append_new(values, json_real(ttft_ms[i]));
     }
-    double median = quantile(ttft_ms, bench->num_rounds, 0.5);
-    double p10 = quantile(ttft_ms, bench->num_rounds, 0.1);
-    double p90 = quantile(ttft_ms, bench->num_rounds, 0.9);
+    double median = spread_quantile(ttft_ms, bench->num_rounds, 0.5);
+    double p10 = spread_quantile(ttft_ms, bench->num_rounds, 0.1);
+    double p90 = spread_quantile(ttft_ms, bench->num_rounds, 0.9);
     json_t *row = json_pack("{s:s, s:i, s:i, s:f, s:f, s:f, s:I, s:o}", "mode", mode_names[mode],
                             "groups", (int)bench->num_groups[mode], "layered",
                             (int)outcome->num_layered, "ttft_ms", median, "p10_ms", p10, "p90_ms",
@@ -507,14 +494,15 @@ static json_t *report_mode(const struct bench *bench, const struct setting *sett
     printf("%-9s %8.2f ms to the first token (p10 %.2f, p90 %.2f), %d starts in layers",
            mode_names[mode], median, p10, p90, (int)outcome->num_layered);
     if (setting->num_decoders > 0) {
-        double lost_ms = quantile(outcome->lost_ms, bench->num_rounds, 0.5);
+        double lost_ms = spread_quantile(outcome->lost_ms, bench->num_rounds, 0.5);
         printf("; decoders: p50 %.2f, p99 %.2f ms a token, %.2f ms lost",
-               quantile(outcome->gaps.ms, outcome->gaps.num_gaps, 0.5),
-               quantile(outcome->gaps.ms, outcome->gaps.num_gaps, 0.99), lost_ms);
+               spread_quantile(outcome->gaps.ms, outcome->gaps.num_gaps, 0.5),
+               spread_quantile(outcome->gaps.ms, outcome->gaps.num_gaps, 0.99), lost_ms);
         (void)json_object_set_new(row, "decoders", report_gaps(&outcome->gaps));
         (void)json_object_set_new(row, "lost_ms", json_real(lost_ms));
-        (void)json_object_set_new(row, "lost_p90_ms",
-                                  json_real(quantile(outcome->lost_ms, bench->num_rounds, 0.9)));
+        (void)json_object_set_new(
+            row, "lost_p90_ms",
+            json_real(spread_quantile(outcome->lost_ms, bench->num_rounds, 0.9)));
     }
     printf("\n");
     return row;
@@ -526,8 +514,8 @@ static json_t *report_setting(const struct bench *bench, const struct setting *s
     if (setting->num_decoders > 0) {
         printf("beside %d sequences, which need %.2f ms a token by themselves (p99 %.2f):\n",
                (int)setting->num_decoders,
-               quantile(setting->before.ms, setting->before.num_gaps, 0.5),
-               quantile(setting->before.ms, setting->before.num_gaps, 0.99));
+               spread_quantile(setting->before.ms, setting->before.num_gaps, 0.5),
+               spread_quantile(setting->before.ms, setting->before.num_gaps, 0.99));
         (void)json_object_set_new(root, "sequences", json_integer(setting->num_decoders));
         (void)json_object_set_new(root, "context", json_integer(DECODER_TOKENS));
         (void)json_object_set_new(root, "by_themselves", report_gaps(&setting->before));

@@ -24,6 +24,7 @@
 #include "base/thread_pool.h"
 #include "cli/gpu_meter.h"
 #include "cli/report_header.h"
+#include "cli/spread.h"
 #include "engine/executor.h"
 #include "engine/prefix_prefetch.h"
 #include "kv/kv_tiers.h"
@@ -123,27 +124,6 @@ static uint64_t mix(uint64_t state)
     state = (state ^ (state >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     state = (state ^ (state >> 27)) * UINT64_C(0x94d049bb133111eb);
     return state ^ (state >> 31);
-}
-
-static int compare(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
-/* The value that `share` of all are not above. */
-static double quantile(const double *values, int32_t num_values, double share)
-{
-    double *sorted = malloc((size_t)num_values * sizeof(*sorted));
-    if (sorted == NULL || num_values == 0) {
-        free(sorted);
-        return 0;
-    }
-    memcpy(sorted, values, (size_t)num_values * sizeof(*sorted));
-    qsort(sorted, (size_t)num_values, sizeof(*sorted), compare);
-    double value = sorted[(int32_t)(share * (num_values - 1) + 0.5)];
-    free(sorted);
-    return value;
 }
 
 static void see_arrivals(struct arrivals *arrivals, double num_bytes, int64_t now_ns)
@@ -417,7 +397,7 @@ static enum imbrex_status run_mode(struct bench *bench, enum mode mode, int32_t 
         num_samples++;
     }
     bench->num_steps[mode] += num_samples;
-    bench->step_ms[mode][round] = quantile(samples, num_samples, 0.5);
+    bench->step_ms[mode][round] = spread_quantile(samples, num_samples, 0.5);
     bench->in_rate[mode][round] = arrival_rate(&bench->in);
     bench->out_rate[mode][round] = arrival_rate(&bench->out);
     return IMBREX_STATUS_OK;
@@ -610,10 +590,11 @@ static enum imbrex_status check_contents(struct bench *bench)
 
 /* ---- report ---------------------------------------------------------------------------------- */
 
-static json_t *spread_of(const double *values, int32_t num_values)
+static json_t *spread_json(const double *values, int32_t num_values)
 {
-    return json_pack("{s:f, s:f, s:f}", "median", quantile(values, num_values, 0.5), "p10",
-                     quantile(values, num_values, 0.1), "p90", quantile(values, num_values, 0.9));
+    return json_pack("{s:f, s:f, s:f}", "median", spread_quantile(values, num_values, 0.5), "p10",
+                     spread_quantile(values, num_values, 0.1), "p90",
+                     spread_quantile(values, num_values, 0.9));
 }
 
 /* Of each round values / others. */
@@ -628,7 +609,7 @@ static json_t *share_of(const double *values, const double *others, int32_t num_
 {
     double shares[MAX_ROUNDS];
     divide(values, others, num_values, shares);
-    return spread_of(shares, num_values);
+    return spread_json(shares, num_values);
 }
 
 static void print_mode(const struct bench *bench, enum mode mode)
@@ -640,14 +621,15 @@ static void print_mode(const struct bench *bench, enum mode mode)
     divide(bench->in_rate[mode], bench->in_rate[MODE_PINNED], num_rounds, of_pinned);
     printf("%-7s step %8.3f ms (p10 %8.3f, p90 %8.3f), %+6.2f %%; in %6.2f GB/s, %5.1f %% of "
            "pinned alone, %5.1f %% of pinned beside decode; out %6.2f GB/s; %4.0f MHz, %3.0f W\n",
-           mode_names[mode], quantile(bench->steps[mode], bench->num_steps[mode], 0.5),
-           quantile(bench->steps[mode], bench->num_steps[mode], 0.1),
-           quantile(bench->steps[mode], bench->num_steps[mode], 0.9),
-           100 * (quantile(of_step, num_rounds, 0.5) - 1),
-           quantile(bench->in_rate[mode], num_rounds, 0.5),
-           100 * quantile(of_link, num_rounds, 0.5), 100 * quantile(of_pinned, num_rounds, 0.5),
-           quantile(bench->out_rate[mode], num_rounds, 0.5), bench->readings[mode].sm_clock_mhz,
-           bench->readings[mode].watts);
+           mode_names[mode], spread_quantile(bench->steps[mode], bench->num_steps[mode], 0.5),
+           spread_quantile(bench->steps[mode], bench->num_steps[mode], 0.1),
+           spread_quantile(bench->steps[mode], bench->num_steps[mode], 0.9),
+           100 * (spread_quantile(of_step, num_rounds, 0.5) - 1),
+           spread_quantile(bench->in_rate[mode], num_rounds, 0.5),
+           100 * spread_quantile(of_link, num_rounds, 0.5),
+           100 * spread_quantile(of_pinned, num_rounds, 0.5),
+           spread_quantile(bench->out_rate[mode], num_rounds, 0.5),
+           bench->readings[mode].sm_clock_mhz, bench->readings[mode].watts);
 }
 
 static json_t *report_mode(const struct bench *bench, enum mode mode)
@@ -656,13 +638,13 @@ static json_t *report_mode(const struct bench *bench, enum mode mode)
     json_t *row =
         json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "mode", mode_names[mode], "steps",
                   (int)bench->num_steps[mode], "step_ms",
-                  spread_of(bench->steps[mode], bench->num_steps[mode]), "step_over_none",
+                  spread_json(bench->steps[mode], bench->num_steps[mode]), "step_over_none",
                   share_of(bench->step_ms[mode], bench->step_ms[MODE_NONE], num_rounds),
-                  "in_gb_per_s", spread_of(bench->in_rate[mode], num_rounds), "in_over_pinned",
+                  "in_gb_per_s", spread_json(bench->in_rate[mode], num_rounds), "in_over_pinned",
                   share_of(bench->in_rate[mode], bench->link_rate[LINK_IN], num_rounds),
                   "in_over_pinned_beside_decode",
                   share_of(bench->in_rate[mode], bench->in_rate[MODE_PINNED], num_rounds),
-                  "out_gb_per_s", spread_of(bench->out_rate[mode], num_rounds));
+                  "out_gb_per_s", spread_json(bench->out_rate[mode], num_rounds));
     if (bench->meter != NULL) {
         (void)json_object_set_new(row, "sm_clock_mhz",
                                   json_real(bench->readings[mode].sm_clock_mhz));
@@ -677,9 +659,9 @@ static int report(const struct bench *bench, const char *path, FILE *file)
     json_t *links = json_object(), *modes = json_array();
     for (int32_t link = 0; link < NUM_LINKS; link++) {
         printf("%-18s %6.2f GB/s without decode\n", link_names[link],
-               quantile(bench->link_rate[link], bench->num_rounds, 0.5));
+               spread_quantile(bench->link_rate[link], bench->num_rounds, 0.5));
         (void)json_object_set_new(links, link_names[link],
-                                  spread_of(bench->link_rate[link], bench->num_rounds));
+                                  spread_json(bench->link_rate[link], bench->num_rounds));
     }
     for (int32_t mode = 0; mode < NUM_MODES; mode++) {
         print_mode(bench, (enum mode)mode);

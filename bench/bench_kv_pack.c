@@ -37,9 +37,7 @@ static int fail(const char *what)
 static bool read_segment(const char *path, struct blocks *blocks)
 {
     struct kv_segment_header header;
-    enum kv_segment_kind kind = KV_SEGMENT_FOREIGN;
-    int64_t num_bytes;
-    int32_t num_broken;
+    struct kv_segment_contents contents;
     int fd = kv_files_system.open(NULL, path, O_RDONLY, 0);
     if (fd < 0 || kv_files_read_all(&kv_files_system, fd, &header, sizeof(header), 0) != 0) {
         return false;
@@ -56,9 +54,8 @@ static bool read_segment(const char *path, struct blocks *blocks)
         header.block_bytes, header.block_bytes * header.num_blocks, &header.owner);
     struct kv_segment_entry *entries = calloc((size_t)layout.num_slots, sizeof(*entries));
     bool is_good = header.block_bytes == blocks->block_bytes && entries != NULL &&
-                   kv_segment_scan(&kv_files_system, path, &layout, &kind, entries, &num_bytes,
-                                   &num_broken) == 0 &&
-                   kind == KV_SEGMENT_OURS;
+                   kv_segment_scan(&kv_files_system, path, &layout, entries, &contents) == 0 &&
+                   contents.kind == KV_SEGMENT_OURS;
     for (int32_t i = 0; is_good && i < layout.num_slots; i++) {
         unsigned char *block =
             blocks->memory.base + (size_t)blocks->num_blocks * blocks->block_bytes;

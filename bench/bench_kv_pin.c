@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "cli/report_header.h"
+#include "cli/spread.h"
 #include "ops/pinned_region.h"
 
 enum { BLOCK_BYTES = 448 << 10, MAX_ROUNDS = 32, NUM_WAYS = 3 };
@@ -133,20 +134,6 @@ static int run_chunks(struct bench *bench, enum way way, int32_t round, struct i
     return is_good ? 0 : fail("chunks: a block came back changed", NULL);
 }
 
-static int compare(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
-static double median(const double *values, int32_t num_values)
-{
-    double sorted[MAX_ROUNDS];
-    memcpy(sorted, values, (size_t)num_values * sizeof(*sorted));
-    qsort(sorted, (size_t)num_values, sizeof(*sorted), compare);
-    return sorted[num_values / 2];
-}
-
 static int report(const struct bench *bench, const char *path, FILE *file)
 {
     json_t *root = report_header("kv_pin");
@@ -157,15 +144,15 @@ static int report(const struct bench *bench, const char *path, FILE *file)
         for (int32_t i = 0; i < bench->num_rounds; i++) {
             (void)json_array_append_new(seconds, json_real(bench->seconds[way][i]));
         }
-        double taken = median(bench->seconds[way], bench->num_rounds);
+        double taken = spread_quantile(bench->seconds[way], bench->num_rounds, 0.5);
         printf("%-8s %7.3f s until ready, %6.2f GB/s; %7.3f s to give back\n", way_names[way],
                taken, num_bytes / taken / 1e9,
-               median(bench->unmap_seconds[way], bench->num_rounds));
+               spread_quantile(bench->unmap_seconds[way], bench->num_rounds, 0.5));
         (void)json_array_append_new(
-            rows,
-            json_pack("{s:s, s:f, s:f, s:f, s:o}", "way", way_names[way], "median_s", taken,
-                      "gb_per_s", num_bytes / taken / 1e9, "median_unmap_s",
-                      median(bench->unmap_seconds[way], bench->num_rounds), "seconds", seconds));
+            rows, json_pack("{s:s, s:f, s:f, s:f, s:o}", "way", way_names[way], "median_s", taken,
+                            "gb_per_s", num_bytes / taken / 1e9, "median_unmap_s",
+                            spread_quantile(bench->unmap_seconds[way], bench->num_rounds, 0.5),
+                            "seconds", seconds));
     }
     printf("%d threads, %d chunks, NUMA node %d\n", (int)bench->last.num_threads,
            (int)bench->last.num_chunks, (int)bench->last.node);

@@ -147,9 +147,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t num_bytes)
         kv_segment_layout(BLOCK_BYTES, NUM_BLOCKS * BLOCK_BYTES, &owner);
     struct kv_segment_entry entries[2 * NUM_BLOCKS];
     struct kv_codec *codec = NULL;
-    enum kv_segment_kind kind = KV_SEGMENT_UNKNOWN;
-    int64_t file_bytes;
-    int32_t num_broken;
+    struct kv_segment_contents contents;
     if (num_bytes < 1 || num_bytes > sizeof(file.bytes)) {
         return 0;
     }
@@ -173,10 +171,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t num_bytes)
         kv_segment_reseal(&entry);
         memcpy(file.bytes + 4096 + i * sizeof(entry), &entry, sizeof(entry));
     }
-    if (kv_segment_scan(&files, "segment", &layout, &kind, entries, &file_bytes, &num_broken) ==
-            0 &&
-        kind == KV_SEGMENT_OURS) {
-        require(num_broken >= 0 && num_broken <= layout.num_slots);
+    if (kv_segment_scan(&files, "segment", &layout, entries, &contents) == 0 &&
+        contents.kind == KV_SEGMENT_OURS) {
+        require(contents.num_broken >= 0 && contents.num_broken <= layout.num_slots);
+        require(contents.num_blocks >= 1 && contents.num_blocks <= layout.num_blocks);
         read_all(&files, &layout, entries, codec);
     }
     kv_codec_destroy(codec);

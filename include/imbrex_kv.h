@@ -53,11 +53,13 @@ struct imbrex_kv_sim_options {
     const char *starts; /* file with the start of each session in s, one a line (WEKA); NULL: drawn
                          * uniformly over session_span_s with the seed */
     double session_span_s;       /* 28800 */
-    const char *const *policies; /* [num_policies] names; "lru" runs always. NULL: all */
+    const char *const *policies; /* [num_policies] names, each once; "lru" runs always. NULL: all */
     size_t num_policies;
     const int64_t *capacities; /* [num_capacities] tokens */
     size_t num_capacities;
-    int32_t block_size;          /* tokens; a multiple of the trace's; 512 */
+    /* Tokens, a multiple of those of a trace's ids. 0: what the trace says that the engine had (a
+     * block_size in lines of requests, as imbrex bench kv writes them), else 512. */
+    int32_t block_size;
     int32_t num_slots;           /* requests that run at once; 64 */
     double prefill_tokens_per_s; /* uncached; 0: found by bisection for target_queue */
     double target_queue;         /* mean number waiting under lru, seen at arrival; 0.3 */
@@ -149,12 +151,16 @@ struct imbrex_kv_sim_row {
 
 struct imbrex_kv_sim_trace {
     const char *trace, *format; /* "mooncake", "weka", "bailian" */
-    /* num_blocks: full ones of imbrex_kv_sim_options.block_size, of all prompts. */
+    /* num_blocks: full ones of block_size, of all prompts. */
     int64_t num_requests, num_sessions, num_blocks, num_tokens;
     int32_t trace_block_size; /* tokens of one id in the file */
+    int32_t block_size;       /* tokens of a block in the replay */
     double span_s;
     int64_t num_bad_lines, first_bad_line; /* lines skipped; the first one's number, 1-based */
     char first_bad_reason[160];
+    /* Requests with a time before one above them: put in order of time, but left where they stand
+     * in a session (weka). */
+    int64_t num_early;
 };
 
 /* What a run gave, in the order of the options: by trace, capacity, policy; MIN and infinite last

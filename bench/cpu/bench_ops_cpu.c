@@ -14,10 +14,12 @@
 #include "base/thread_pool.h"
 #include "bench/cpu/cpu_cell.h"
 #include "cli/command.h"
+#include "cli/engine_settings.h"
 #include "cli/output.h"
 #include "cli/report_header.h"
 #include "cli/roofs.h"
 #include "cli/signals.h"
+#include "cli/spread.h"
 #include "ops/cpu/cpu_kernels.h"
 
 #define MAX_CONTESTANTS (2 * CPU_NUM_PATHS)
@@ -35,10 +37,6 @@ struct contestant {
     double error;
     int32_t num_calls; /* in a sample */
     double *us;        /* [num_pairs], of a call */
-};
-
-struct spread {
-    double median, p10, p90;
 };
 
 /* What the machine could do when a pair was run. */
@@ -69,42 +67,32 @@ static double now_us(void)
     return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Between the two nearest of the sorted values. */
-static double quantile(const double *sorted, int32_t count, double share)
-{
-    double at = share * (count - 1);
-    int32_t below = (int32_t)at, above = below + 1 < count ? below + 1 : below;
-    return sorted[below] + (at - below) * (sorted[above] - sorted[below]);
-}
-
-static struct spread spread_of(double *values, int32_t count)
-{
-    qsort(values, (size_t)count, sizeof(*values), compare_doubles);
-    return (struct spread){quantile(values, count, 0.5), quantile(values, count, 0.1),
-                           quantile(values, count, 0.9)};
-}
-
 /* ---- roofs ----------------------------------------------------------------------------------- */
 
 /* Products with quantised weights are sums of integers. */
 static enum roof_kind arithmetic_of(const struct cpu_cell *cell)
 {
     bool is_integer = cpu_op_has_weights(cell->op) && dtype_is_quantized(cell->dtype);
-    return is_integer && roof_instructions(ROOF_KIND_INT8) != NULL ? ROOF_KIND_INT8
-                                                                   : ROOF_KIND_FP32;
+    return is_integer && roof_instructions(NULL, ROOF_KIND_INT8) != NULL ? ROOF_KIND_INT8
+                                                                         : ROOF_KIND_FP32;
 }
 
-/* The least time of a call at these rates, and by which of them; 0 if they were not measured. */
+/* Its name in tables; of ops that the rate of memory does not bound, which no roof here does. */
+static const char *bound_name(enum roof_kind bound)
+{
+    return bound == ROOF_KIND_COUNT ? "cache" : roof_kind_name(bound);
+}
+
+/* The least time of a call at these rates, and by which of them; 0 if they were not measured, or
+ * bound it not (*bound is ROOF_KIND_COUNT then). */
 static double least_us(const struct cpu_cell *cell, const struct pair_rates *rates,
                        enum roof_kind *bound)
 {
     double compute_us = 0.0, memory_us = 0.0;
+    if (!cpu_op_reads_memory(cell->op)) {
+        *bound = ROOF_KIND_COUNT;
+        return 0.0;
+    }
     if (rates->arithmetic > 0.0 && rates->memory > 0.0) {
         compute_us = cpu_cell_flops(cell) * 1e6 / rates->arithmetic;
         memory_us = cpu_cell_num_bytes(cell) * 1e6 / rates->memory;
@@ -299,25 +287,28 @@ static json_t *row_json(const struct cpu_cell *cell, const struct pair_rates *be
                      (int)cell->num_rows, "in_features", (int)cell->in_features, "out_features",
                      (int)cell->out_features, "flops", cpu_cell_flops(cell), "bytes",
                      cpu_cell_num_bytes(cell), "pairs", (int)num_pairs, "bound_by",
-                     roof_kind_name(bound), "roof_us", roof_us, "best_rates", "read", best->memory,
+                     bound_name(bound), "roof_us", roof_us, "best_rates", "read", best->memory,
                      roof_kind_name(arithmetic_of(cell)), best->arithmetic, "contestants");
 }
 
 static void print_contestant(const struct cpu_cell *cell, const struct contestant *contestant,
                              const struct figures *figures, enum roof_kind bound)
 {
-    char ratio_text[16] = "";
+    char ratio_text[16] = "", percent_text[16] = "-";
+    if (figures->percent.median > 0.0) {
+        snprintf(percent_text, sizeof(percent_text), "%.1f", figures->percent.median);
+    }
     if (figures->has_ratio) {
         snprintf(ratio_text, sizeof(ratio_text), "  %.3f", figures->ratio.median);
     }
-    output_printf("%-11s %-9s %-5s %6d  %-7s%-8s %11.1f %11.1f %8.1f %8.2f %6.1f %s%s\n",
+    output_printf("%-11s %-9s %-5s %6d  %-7s%-8s %11.1f %11.1f %8.1f %8.2f %6s %-5s%s\n",
                   bench_op_name(cell->op), cell->shape->name,
                   cpu_op_has_weights(cell->op) ? dtype_name(cell->dtype) : "F32",
                   (int)cell->num_rows, contestant->path->name,
                   contestant->is_unfused ? "unfused" : "", figures->us.median, figures->us.p90,
                   cpu_cell_flops(cell) / figures->us.median * 1e-3,
-                  cpu_cell_num_bytes(cell) / figures->us.median * 1e-3, figures->percent.median,
-                  roof_kind_name(bound), ratio_text);
+                  cpu_cell_num_bytes(cell) / figures->us.median * 1e-3, percent_text,
+                  bound_name(bound), ratio_text);
 }
 
 static int add_row(struct ops_bench *bench, const struct cpu_cell *cell,
@@ -339,7 +330,7 @@ static int add_row(struct ops_bench *bench, const struct cpu_cell *cell,
     }
     (void)output_flush();
     if (!is_ok || json_array_append(bench->rows, row) != 0) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         is_ok = false;
     }
     json_decref(row);
@@ -354,8 +345,7 @@ static int skip(struct ops_bench *bench, enum bench_op op, const struct bench_sh
     output_printf("%-11s %-9s %-5s left out: %s\n", bench_op_name(op), shape->name,
                   dtype_name(dtype), reason);
     if (json_array_append_new(bench->skipped, entry) != 0) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     return EXIT_CODE_OK;
 }
@@ -477,6 +467,7 @@ static int create_paths(struct ops_bench *bench)
 {
     int64_t wanted = bench->settings->cpu.value;
     int exit_code = create_ops(bench, 0, &bench->reference);
+    const char *asked = "auto";
     bool has_any = false;
 
     /* What is expected of results does not hold for rounded activations. */
@@ -489,9 +480,13 @@ static int create_paths(struct ops_bench *bench)
         }
     }
     if (exit_code == EXIT_CODE_OK && !has_any) {
+        for (const struct option_choice *choice = engine_cpu_choices; choice->name != NULL;
+             choice++) {
+            asked = choice->value == wanted ? choice->name : asked;
+        }
         output_error("bench ops: --cpu: expected kernels that this machine has and that keep "
-                     "activations in fp32, of which the best are \"%s\"",
-                     ops_kernels_name_for(IMBREX_CPU_ALL));
+                     "activations in fp32, of which the best are \"%s\", found \"%s\"",
+                     ops_kernels_name_for(IMBREX_CPU_ALL), asked);
         exit_code = EXIT_CODE_INPUT;
     }
     return exit_code;
@@ -515,8 +510,7 @@ static int create(struct ops_bench *bench)
     bench->skipped = json_array();
     if (bench->scratch == NULL || bench->rates == NULL || bench->ratios == NULL ||
         bench->us == NULL || bench->rows == NULL || bench->skipped == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     int exit_code = create_paths(bench);
     return exit_code == EXIT_CODE_OK && !bench->settings->no_roofs
@@ -549,7 +543,7 @@ static int write_report(const struct ops_bench *bench, FILE *file)
         signals_interrupt() != 0, "rows", bench->rows, "left_out", bench->skipped);
 
     if (root == NULL || more == NULL || json_object_update(root, more) != 0) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
     } else {
         exit_code = report_write(bench->settings->output, file, root);
     }

@@ -43,6 +43,11 @@ bool cpu_op_has_weights(enum bench_op op)
     return op != BENCH_OP_RMSNORM && op != BENCH_OP_ROPE_KV && op != BENCH_OP_ATTENTION;
 }
 
+bool cpu_op_reads_memory(enum bench_op op)
+{
+    return cpu_op_has_weights(op) || op == BENCH_OP_ATTENTION;
+}
+
 static void choose_features(enum bench_op op, const struct bench_shape *shape, int32_t *in,
                             int32_t *out)
 {
@@ -342,8 +347,7 @@ int cpu_cell_init(struct cpu_cell *cell, enum bench_op op, const struct bench_sh
     *cell = (struct cpu_cell){.op = op, .shape = shape, .dtype = dtype, .max_rows = max_rows};
     choose_features(op, shape, &cell->in_features, &cell->out_features);
     if (!allocate(cell)) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     cpu_cell_set_rows(cell, max_rows);
     return EXIT_CODE_OK;

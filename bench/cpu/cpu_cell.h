@@ -37,6 +37,9 @@ struct cpu_cell {
 
 /* Whether it has a matrix of weights, whose type matters. */
 bool cpu_op_has_weights(enum bench_op op);
+/* Whether a call reads what only memory has: the weights, or the keys and values of a context. The
+ * others work on rows that the op before them has left in the caches, here as in a model. */
+bool cpu_op_reads_memory(enum bench_op op);
 
 /* NULL, or why there is no such cell: in static storage. */
 const char *cpu_cell_refusal(enum bench_op op, const struct bench_shape *shape, enum dtype dtype);

@@ -26,16 +26,24 @@
 #define MAX_READ_BYTES ((size_t)2048 << 20)
 /* Bytes ahead of the loads, found best on an EPYC of the Zen 4 kind; 1 to 8 KiB differ little. */
 #define PREFETCH_BYTES 4096
+/* Of each of several streams. */
+#define STREAM_PREFETCH_BYTES 512
 #define NUM_SUMS \
     12 /* chains: more than latency times units of any x86 so far, fewer than registers */
 #define NUM_ROUNDS 40000 /* of all chains in a piece: some 0.3 ms */
 #define NUM_PIECES 64    /* of arithmetic, for one thread */
-#define READ_PIECE_BYTES ((size_t)1 << 20)
+#define MAX_STREAMS 16
+/* Streams of a piece are no multiple of 4 KiB apart, which would have the same place in L1. */
+#define READ_PIECE_BYTES (MAX_STREAMS * (size_t)(65536 + 256))
+#define LINE_BYTES 64
+/* Of each way to read, when roofs are created. */
+#define NUM_TRIALS 3
 
 struct roofs {
     unsigned char *memory; /* [memory_bytes], a multiple of READ_PIECE_BYTES */
     size_t memory_bytes;
     int32_t num_threads;
+    int32_t read_idx;   /* of the ways to read, the fastest here */
     pthread_t *threads; /* [num_threads - 1] */
     struct roof_thread *states;
 };
@@ -75,16 +83,33 @@ static int64_t now_ns(void)
 #define OPAQUE(value) __asm__ __volatile__("" : "+x"(value))
 
 #if defined(__x86_64__)
-__attribute__((target("avx512f,avx512bw"))) static double read_avx512(const unsigned char *memory,
-                                                                      size_t num_bytes,
-                                                                      volatile uint64_t *sink)
+/* How memory is read: as so many streams beside each other, and how far ahead of each. */
+struct read_walk {
+    size_t num_streams, stride, end, step, ahead;
+};
+
+static inline struct read_walk read_walk_of(size_t num_bytes, size_t num_streams)
 {
+    if (num_streams == 1) { /* four lines at a time */
+        return (struct read_walk){4, LINE_BYTES, num_bytes, 4 * LINE_BYTES, PREFETCH_BYTES};
+    }
+    size_t stride = num_bytes / num_streams;
+    return (struct read_walk){num_streams, stride, stride, LINE_BYTES, STREAM_PREFETCH_BYTES};
+}
+
+/* num_streams is a constant. */
+__attribute__((target("avx512f,avx512bw"), always_inline)) static inline double read_avx512(
+    const unsigned char *memory, size_t num_bytes, volatile uint64_t *sink, size_t num_streams)
+{
+    const struct read_walk walk = read_walk_of(num_bytes, num_streams);
     __m512i sums[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(),
                        _mm512_setzero_si512()};
-    for (size_t at = 0; at < num_bytes; at += 256) {
-        for (size_t line = 0; line < 4; line++) {
-            _mm_prefetch((const char *)memory + at + PREFETCH_BYTES + 64 * line, _MM_HINT_T0);
-            sums[line] = _mm512_add_epi64(sums[line], _mm512_loadu_si512(memory + at + 64 * line));
+    for (size_t offset = 0; offset < walk.end; offset += walk.step) {
+        _Pragma("GCC unroll 16") for (size_t i = 0; i < walk.num_streams; i++)
+        {
+            const unsigned char *at = memory + offset + i * walk.stride;
+            _mm_prefetch((const char *)at + walk.ahead, _MM_HINT_T0);
+            sums[i % 4] = _mm512_add_epi64(sums[i % 4], _mm512_loadu_si512(at));
         }
     }
     sums[0] =
@@ -93,18 +118,19 @@ __attribute__((target("avx512f,avx512bw"))) static double read_avx512(const unsi
     return (double)num_bytes;
 }
 
-__attribute__((target("avx2"))) static double read_avx2(const unsigned char *memory,
-                                                        size_t num_bytes, volatile uint64_t *sink)
+__attribute__((target("avx2"), always_inline)) static inline double read_avx2(
+    const unsigned char *memory, size_t num_bytes, volatile uint64_t *sink, size_t num_streams)
 {
+    const struct read_walk walk = read_walk_of(num_bytes, num_streams);
     __m256i sums[8] = {_mm256_setzero_si256()};
-    for (size_t at = 0; at < num_bytes; at += 256) {
-        for (size_t part = 0; part < 8; part++) {
-            if (part % 2 == 0) {
-                _mm_prefetch((const char *)memory + at + PREFETCH_BYTES + 32 * part, _MM_HINT_T0);
-            }
-            sums[part] = _mm256_add_epi64(
-                sums[part],
-                _mm256_loadu_si256((const __m256i *)(const void *)(memory + at) + part));
+    for (size_t offset = 0; offset < walk.end; offset += walk.step) {
+        _Pragma("GCC unroll 16") for (size_t i = 0; i < walk.num_streams; i++)
+        {
+            const __m256i *at = (const __m256i *)(const void *)(memory + offset + i * walk.stride);
+            __m256i *sum = &sums[i % 4 * 2];
+            _mm_prefetch((const char *)at + walk.ahead, _MM_HINT_T0);
+            sum[0] = _mm256_add_epi64(sum[0], _mm256_loadu_si256(at));
+            sum[1] = _mm256_add_epi64(sum[1], _mm256_loadu_si256(at + 1));
         }
     }
     for (size_t part = 1; part < 8; part++) {
@@ -113,6 +139,21 @@ __attribute__((target("avx2"))) static double read_avx2(const unsigned char *mem
     *sink = (uint64_t)_mm256_extract_epi64(sums[0], 0);
     return (double)num_bytes;
 }
+
+#define DEFINE_READS(num_streams)                                                        \
+    __attribute__((target("avx512f,avx512bw"))) static double read_avx512_##num_streams( \
+        const unsigned char *memory, size_t num_bytes, volatile uint64_t *sink)          \
+    {                                                                                    \
+        return read_avx512(memory, num_bytes, sink, num_streams);                        \
+    }                                                                                    \
+    __attribute__((target("avx2"))) static double read_avx2_##num_streams(               \
+        const unsigned char *memory, size_t num_bytes, volatile uint64_t *sink)          \
+    {                                                                                    \
+        return read_avx2(memory, num_bytes, sink, num_streams);                          \
+    }
+DEFINE_READS(1)
+DEFINE_READS(8)
+DEFINE_READS(16)
 
 /* X(name, target, vector, set, add, result, operations an instruction): NUM_SUMS chains of
  * sum = add(sum, a, b). */
@@ -189,6 +230,8 @@ static double fp32_plain(const unsigned char *memory, size_t num_bytes, volatile
     return NUM_ROUNDS * 32.0;
 }
 
+#define NUM_READS 3 /* ways to read memory */
+
 struct roof_choice {
     roof_kernel *kernel;
     const char *instructions;
@@ -196,15 +239,21 @@ struct roof_choice {
 
 #if defined(__x86_64__)
 /* __builtin_cpu_supports also asks the system whether it saves the registers. */
-static struct roof_choice choose(enum roof_kind kind)
+static struct roof_choice choose(enum roof_kind kind, int32_t read_idx)
 {
+    static const struct roof_choice reads[2][NUM_READS] = {
+        {{read_avx2_1, "AVX2 loads, prefetch"},
+         {read_avx2_8, "AVX2 loads, prefetch, 8 streams"},
+         {read_avx2_16, "AVX2 loads, prefetch, 16 streams"}},
+        {{read_avx512_1, "AVX-512 loads, prefetch"},
+         {read_avx512_8, "AVX-512 loads, prefetch, 8 streams"},
+         {read_avx512_16, "AVX-512 loads, prefetch, 16 streams"}}};
     bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
     bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     switch (kind) {
     case ROOF_KIND_READ:
-        return has_avx512 ? (struct roof_choice){read_avx512, "AVX-512 loads, prefetch"}
-               : has_avx2 ? (struct roof_choice){read_avx2, "AVX2 loads, prefetch"}
-                          : (struct roof_choice){read_plain, "plain loads"};
+        return has_avx512 || has_avx2 ? reads[has_avx512][read_idx]
+                                      : (struct roof_choice){read_plain, "plain loads"};
     case ROOF_KIND_FP32:
         return has_avx512 ? (struct roof_choice){fp32_avx512, "AVX-512 FMA"}
                : has_avx2 ? (struct roof_choice){fp32_avx2, "AVX2 FMA"}
@@ -223,8 +272,9 @@ static struct roof_choice choose(enum roof_kind kind)
     }
 }
 #else
-static struct roof_choice choose(enum roof_kind kind)
+static struct roof_choice choose(enum roof_kind kind, int32_t read_idx)
 {
+    (void)read_idx;
     return kind == ROOF_KIND_READ   ? (struct roof_choice){read_plain, "plain loads"}
            : kind == ROOF_KIND_FP32 ? (struct roof_choice){fp32_plain, "plain C"}
                                     : (struct roof_choice){NULL, NULL};
@@ -271,6 +321,23 @@ static void *run_thread(void *arg)
     return NULL;
 }
 
+/* Which way to read is the fastest depends on the processor: its prefetchers follow one stream or
+ * several. */
+static void choose_read(struct roofs *roofs)
+{
+    double best = 0.0;
+    int32_t best_idx = 0;
+    for (int32_t trial = 0; trial < NUM_TRIALS * NUM_READS; trial++) {
+        roofs->read_idx = trial % NUM_READS;
+        double rate = roofs_measure(roofs, ROOF_KIND_READ);
+        if (rate > best) {
+            best = rate;
+            best_idx = roofs->read_idx;
+        }
+    }
+    roofs->read_idx = best_idx;
+}
+
 int roofs_create(int32_t num_threads, struct roofs **roofs)
 {
     long cache_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -291,12 +358,17 @@ int roofs_create(int32_t num_threads, struct roofs **roofs)
     }
     if (created == NULL || created->threads == NULL || created->states == NULL ||
         created->memory == NULL) {
-        output_error("out of memory");
+        output_error("no memory to measure the rate of reading it with, %zu MiB; --no-roofs does "
+                     "without",
+                     num_bytes >> 20);
         roofs_destroy(created);
         return EXIT_CODE_FAILURE;
     }
+    /* As files of weights are mapped. */
+    (void)madvise(created->memory, num_bytes, MADV_HUGEPAGE);
     /* Pages of their own: those never written would all be one page of zeros. */
     memset(created->memory, 1, num_bytes);
+    choose_read(created);
     *roofs = created;
     return EXIT_CODE_OK;
 }
@@ -316,7 +388,7 @@ void roofs_destroy(struct roofs *roofs)
 
 double roofs_measure(struct roofs *roofs, enum roof_kind kind)
 {
-    struct roof_choice choice = choose(kind);
+    struct roof_choice choice = choose(kind, roofs->read_idx);
     struct roof_pass pass = {.roofs = roofs, .kernel = choice.kernel};
     int32_t num_started = 1;
     double work = 0.0;
@@ -364,7 +436,7 @@ const char *roof_kind_name(enum roof_kind kind)
     return names[kind];
 }
 
-const char *roof_instructions(enum roof_kind kind)
+const char *roof_instructions(const struct roofs *roofs, enum roof_kind kind)
 {
-    return choose(kind).instructions;
+    return choose(kind, roofs != NULL ? roofs->read_idx : 0).instructions;
 }

@@ -10,6 +10,7 @@
 #include "bench/peers/cublaslt.h"
 #include "bench/peers/nvml.h"
 #include "cli/bench_ops.h"
+#include "cli/spread.h"
 
 #define BENCH_MAX_CONTESTANTS 200
 
@@ -37,10 +38,6 @@ struct bench {
     /* Of the baseline that has several; made by bench_streams_create. */
     CUstream streams[BENCH_MAX_STREAMS];
     CUevent begun, ended[BENCH_MAX_STREAMS];
-};
-
-struct spread {
-    double median, p10, p90;
 };
 
 enum contestant_kind {

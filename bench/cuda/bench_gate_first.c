@@ -62,7 +62,7 @@ bool bench_gate_first_open(struct bench *bench)
     struct gate_first_kernels *opened = calloc(1, sizeof(*opened));
 
     if (opened == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     bench->gate_first = opened;
@@ -321,7 +321,7 @@ bool bench_gate_first_trace(struct bench *bench, const struct bench_cell *cell, 
         tracks_bytes + num_tracks * params.trace.max_events * sizeof(struct gate_first_event);
     unsigned char *host = malloc(num_bytes);
     if (host == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     bool is_ok = GPU_CALL(&bench->gpu, mem_alloc, &memory, num_bytes);

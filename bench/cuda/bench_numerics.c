@@ -200,7 +200,7 @@ bool bench_numerics(struct bench *bench, struct bench_cell *cell)
     struct gpu *gpu = &bench->gpu;
 
     if (cell->product_stride == 0) {
-        output_error("bench ops: --numerics: only of gemm_swiglu");
+        output_error("bench ops: --numerics: expected --op gemm_swiglu with it, found another");
         return false;
     }
     numerics.num_rows = (int32_t)(cell->m < MAX_REFERENCE_ROWS ? cell->m : MAX_REFERENCE_ROWS);

@@ -30,28 +30,6 @@ static void rest(long num_ns)
     (void)nanosleep(&time, NULL);
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Between the two nearest of the sorted values. */
-static double quantile(const double *sorted, int count, double share)
-{
-    double at = share * (count - 1);
-    int below = (int)at;
-    int above = below + 1 < count ? below + 1 : below;
-    return sorted[below] + (at - below) * (sorted[above] - sorted[below]);
-}
-
-static struct spread spread_of(double *values, int count)
-{
-    qsort(values, (size_t)count, sizeof(values[0]), compare_doubles);
-    return (struct spread){quantile(values, count, 0.5), quantile(values, count, 0.1),
-                           quantile(values, count, 0.9)};
-}
-
 /* ---- inputs ---- */
 
 static bool fill(struct bench *bench, CUdeviceptr base, uint64_t num_bytes, float scale,
@@ -105,7 +83,7 @@ static bool allocate_pools(struct bench *bench, const struct bench_ops_cells *ce
         for (int j = 0; j < cells->num_rows; j++) {
             struct bench_cell *cell = malloc(sizeof(*cell));
             if (cell == NULL) {
-                output_error("out of memory");
+                (void)output_out_of_memory();
                 return false;
             }
             bench_cell_init(bench, &cells->shapes[i], cells->rows[j], cell);
@@ -716,7 +694,7 @@ static bool summarize(struct bench_cell *cell, int num_pairs)
     const struct contestant *gemm = NULL;
     double *ratios = malloc((size_t)num_pairs * sizeof(ratios[0]));
     if (ratios == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     for (int i = 0; i < cell->num_contestants; i++) {
@@ -759,7 +737,7 @@ bool bench_time_contestants(struct bench *bench, struct bench_cell *cell)
         is_ok = cell->contestants[i].us != NULL;
     }
     if (!is_ok) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
     }
     for (size_t i = 0; is_ok && i < num_events; i++) {
         is_ok = GPU_CALL(&bench->gpu, event_create, &events[i], CU_EVENT_DEFAULT);

@@ -104,7 +104,7 @@ struct bench_report *bench_report_create(const struct bench *bench)
     if (report == NULL || report->root == NULL || report->rows == NULL ||
         (bench->settings->op.value == IMBREX_KERNEL_OP_GEMM_SWIGLU &&
          !add_semantics(bench, report->root))) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         bench_report_destroy(report);
         return NULL;
     }
@@ -330,7 +330,7 @@ bool bench_report_add(struct bench_report *report, const struct bench *bench,
     print_cell(report, bench, cell);
     json_t *row = cell_json(bench, cell);
     if (row == NULL || json_array_append_new(report->rows, row) != 0) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     report->num_cells++;
@@ -406,7 +406,7 @@ static bool write_json(struct bench_report *report, const struct bench *bench)
                        exp(report->log_gate_first_ours_sum / num_gate_first))) == 0) &&
         json_object_set(report->root, "rows", report->rows) == 0;
     if (!is_ok) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     return report_write(bench->settings->output, NULL, report->root) == EXIT_CODE_OK;

@@ -82,8 +82,7 @@ int gpu_meter_open(int32_t device_idx, struct gpu_meter **meter)
     struct gpu_meter *opened = calloc(1, sizeof(*opened));
 
     if (opened == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     int exit_code = describe(opened, device_idx);
     if (exit_code == EXIT_CODE_OK && (!gpu_open(device_idx, &opened->gpu) || !prepare(opened))) {

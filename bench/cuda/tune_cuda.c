@@ -215,8 +215,7 @@ static int measure_all(struct tuning *tuning, const struct tune_list *list, int 
     bool all_right = true;
 
     if (cell == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     for (int i = 0; exit_code == EXIT_CODE_OK && i < list->count; i++) {
         const struct tune_item *item = &list->items[i];
@@ -250,7 +249,7 @@ static bool allocate(struct tuning *tuning, const struct tune_list *list)
 {
     struct bench_cell *cell = malloc(sizeof(*cell));
     if (cell == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     for (int i = 0; i < list->count; i++) {
@@ -302,7 +301,8 @@ static int choose_path(struct tuning *tuning)
         return EXIT_CODE_INPUT;
     }
     if ((size_t)length >= sizeof(tuning->path)) {
-        output_error("%.100s...: the path is too long", tuning->path);
+        output_error("%.100s...: expected a path of at most %zu bytes, found %d", tuning->path,
+                     sizeof(tuning->path) - 1, length);
         return EXIT_CODE_INPUT;
     }
     return EXIT_CODE_OK;
@@ -431,8 +431,7 @@ int tune_cuda(const struct tune_settings *settings, int32_t device_idx,
     struct tuning *tuning = calloc(1, sizeof(*tuning));
 
     if (tuning == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     tuning->settings = settings;
     tuning->measure.plans.value = BENCH_PLANS_ALL;

@@ -98,7 +98,7 @@ bool cublaslt_open(const char *path, struct cublaslt **lt)
     };
     struct cublaslt *opened = calloc(1, sizeof(*opened));
     if (opened == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     for (size_t i = 0; path == NULL && opened->library == NULL && i < 2; i++) {
@@ -172,7 +172,7 @@ bool cublaslt_product_create(struct cublaslt *lt, int64_t m, int64_t n, int64_t 
     static const int32_t transpose = CUBLASLT_TRANSPOSE;
     struct cublaslt_product *created = calloc(1, sizeof(*created));
     if (created == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     created->lt = lt;

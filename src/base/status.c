@@ -2,6 +2,7 @@
 /* Names and texts of the status codes, and the one place where an error struct is filled. */
 #include "base/status.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <string.h>
 
@@ -67,6 +68,9 @@ enum imbrex_status error_out_of_memory(struct imbrex_error *err, const char *wha
 
 const char *system_error_text(int error)
 {
+    if (error == EMFILE) {
+        return "Too many open files (ulimit -n says how many this process may have)";
+    }
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 32)
     const char *text = strerrordesc_np(error);
     return text != NULL ? text : "unknown error";

@@ -40,7 +40,8 @@ enum imbrex_status error_set_field(struct imbrex_error *err, enum imbrex_status 
 enum imbrex_status error_out_of_memory(struct imbrex_error *err, const char *what,
                                        size_t num_bytes);
 
-/* The text of an errno value: strerror without its shared buffer. */
+/* The text of an errno value: strerror without its shared buffer, and with the remedy where a limit
+ * of the process was met. */
 const char *system_error_text(int error);
 
 #endif

@@ -15,6 +15,7 @@
 #include "cli/load_run.h"
 #include "cli/output.h"
 #include "cli/report_header.h"
+#include "cli/session.h"
 #include "cli/signals.h"
 #include "imbrex.h"
 
@@ -27,7 +28,7 @@
 struct bench_settings {
     struct engine_settings engine;
     struct option_integer num_requests, concurrency, num_choices, seed, warmup;
-    struct option_integer kv_tokens, max_running, max_step_tokens, shared_prefix;
+    struct option_integer max_running, max_step_tokens, shared_prefix;
     struct option_real rate, speed, temperature, slo_ttft_ms, slo_itl_ms;
     const char *prompt_tokens, *output_tokens, *trace, *priority_mix, *json;
     bool clip, no_batch_invariant, compare_invariant;
@@ -155,17 +156,8 @@ static const struct option_spec bench_options[] = {
      .max = MAX_REQUESTS,
      .offset = offsetof(struct bench_settings, warmup)},
     ENGINE_OPTION_CTX_SIZE(struct bench_settings, "the longest request"),
-    {.long_name = "kv-tokens",
-     .fields = "kv_cache_tokens",
-     .argument = "N",
-     .type = OPTION_TYPE_INTEGER,
-     .group = "Engine",
-     .help = "KV cache: tokens of all sequences together; less than they need makes the engine "
-             "preempt",
-     .default_text = "enough for all that run at once",
-     .min = 2,
-     .max = IMBREX_MAX_KV_CACHE_TOKENS,
-     .offset = offsetof(struct bench_settings, kv_tokens)},
+    ENGINE_OPTION_KV_CACHE(struct bench_settings,
+                           "enough for all that run at once; less makes the engine preempt"),
     ENGINE_OPTION_KV_POLICY(struct bench_settings, "lru; none with --compare-invariant"),
     ENGINE_OPTION_MAX_RUNNING(struct bench_settings),
     {.long_name = "max-step-tokens",
@@ -256,21 +248,12 @@ static const char *policy_of(const struct bench_settings *settings)
     return is_chosen ? "none" : engine_settings_policy(&settings->engine);
 }
 
-static int check_file_name(const char *option, const char *name)
-{
-    if (name != NULL && name[0] == '\0') {
-        output_error("bench engine: --%s: expected the name of a file or -, found \"\"", option);
-        return EXIT_CODE_INPUT;
-    }
-    return EXIT_CODE_OK;
-}
-
 static int check_settings(const struct bench_settings *settings)
 {
-    int exit_code = check_file_name("trace", settings->trace);
+    int exit_code = report_check_name("bench engine", "trace", settings->trace);
 
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = check_file_name("json", settings->json);
+        exit_code = report_check_name("bench engine", "json", settings->json);
     }
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
@@ -320,7 +303,7 @@ static int open_json(struct bench_state *state)
 {
     const char *path = state->settings->json;
 
-    if (path == NULL || strcmp(path, "-") == 0) {
+    if (path == NULL || report_is_dash(path)) {
         return EXIT_CODE_OK;
     }
     return report_open(path, &state->json_file);
@@ -432,8 +415,7 @@ static int make_warmup(struct bench_state *state)
         .shared_prefix = load->shared_prefix,
     };
     if (state->warmup.requests == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     for (size_t i = 0; i < count; i++) {
         state->warmup.requests[i] = load->requests[i % load->count];
@@ -445,16 +427,12 @@ static int make_warmup(struct bench_state *state)
 
 static int open_model(struct bench_state *state, const char *model)
 {
-    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
-    struct imbrex_model_options options = imbrex_model_options_default();
+    int exit_code = session_open(model, &state->model);
 
-    options.log = output_log;
-    if (imbrex_model_open(model, &options, &state->model, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    if (exit_code == EXIT_CODE_OK) {
+        imbrex_model_describe(state->model, &state->report.model);
     }
-    signals_set_model(state->model);
-    imbrex_model_describe(state->model, &state->report.model);
-    return EXIT_CODE_OK;
+    return exit_code;
 }
 
 static int64_t larger_of(int64_t a, int64_t b)
@@ -493,17 +471,6 @@ static int choose_kv_tokens(const struct bench_state *state, int64_t most_sequen
     return EXIT_CODE_OK;
 }
 
-static int check_kv_tokens(const struct bench_settings *settings, int32_t context_size)
-{
-    if (settings->kv_tokens.value < context_size) {
-        output_error("bench engine: --kv-tokens: expected at least the context of %" PRId32
-                     " tokens, found %" PRId64,
-                     context_size, settings->kv_tokens.value);
-        return EXIT_CODE_INPUT;
-    }
-    return EXIT_CODE_OK;
-}
-
 /* Waiting room for the whole load, and blocks for all that can run at once. */
 static int choose_engine_options(struct bench_state *state, struct imbrex_engine_options *options)
 {
@@ -534,9 +501,8 @@ static int choose_engine_options(struct bench_state *state, struct imbrex_engine
     if (most_at_once > 1024) {
         options->max_waiting = (int32_t)most_at_once;
     }
-    if (settings->kv_tokens.given) {
-        options->kv_cache_tokens = (int32_t)settings->kv_tokens.value;
-        return check_kv_tokens(settings, options->context_size);
+    if (settings->engine.kv_cache != NULL) {
+        return engine_settings_choose_kv_cache(&settings->engine, state->model, options);
     }
     return choose_kv_tokens(state, most_at_once * settings->num_choices.value, options);
 }
@@ -678,7 +644,7 @@ static int show_report(struct bench_state *state, size_t num_failed, const char 
     const char *json = state->settings->json;
 
     state->report.was_interrupted = signal_number != 0;
-    if (json == NULL || strcmp(json, "-") != 0) {
+    if (!report_is_dash(json)) {
         load_report_print(&state->report);
     }
     if (json != NULL) {

@@ -7,15 +7,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/bench_kv.h"
 #include "cli/command.h"
 #include "cli/command_line.h"
 #include "cli/engine_settings.h"
+#include "cli/make_folders.h"
 #include "cli/output.h"
 #include "cli/report_header.h"
+#include "cli/session.h"
 #include "cli/signals.h"
 
 #define MAX_ROUNDS 16
@@ -30,7 +31,7 @@
 
 struct kv_settings {
     struct engine_settings engine;
-    struct option_integer num_requests, concurrency, rounds, seed, kv_tokens, max_running;
+    struct option_integer num_requests, concurrency, rounds, seed, max_running;
     struct option_integer num_sessions, system_tokens;
     struct option_real scale, speed, session_rate, think;
     const char *trace, *starts, *policies, *turns, *turn_tokens, *output_tokens, *write_trace,
@@ -112,8 +113,9 @@ static const struct option_spec kv_options[] = {
      .argument = "FILE.jsonl",
      .type = OPTION_TYPE_STRING,
      .group = "Trace",
-     .help = "instead of conversations: lengths, times and blocks from a Mooncake or WEKA trace, "
-             "as imbrex kv-sim reads them; the same id is the same tokens; - is standard input",
+     .help = "instead of conversations: lengths, times and blocks from a Mooncake, Bailian or WEKA "
+             "trace, as imbrex kv-sim reads them; the same id is the same tokens; - is standard "
+             "input",
      .offset = offsetof(struct kv_settings, trace)},
     {.long_name = "starts",
      .argument = "FILE",
@@ -167,10 +169,11 @@ static const struct option_spec kv_options[] = {
      .max = UINT32_MAX,
      .offset = offsetof(struct kv_settings, seed)},
     {.long_name = "policy",
-     .argument = "NAME,...",
+     .argument = "LIST",
      .type = OPTION_TYPE_STRING,
      .group = "Engine",
-     .help = "policies to compare, as in imbrex kv-sim; none is an engine without a prefix cache",
+     .help = "policies to compare, names with commas between them, as in imbrex kv-sim; none is an "
+             "engine without a prefix cache",
      .default_text = "lru,predictive",
      .offset = offsetof(struct kv_settings, policies)},
     {.long_name = "rounds",
@@ -181,16 +184,8 @@ static const struct option_spec kv_options[] = {
      .min = 1,
      .max = MAX_ROUNDS,
      .offset = offsetof(struct kv_settings, rounds)},
-    {.long_name = "kv-tokens",
-     .fields = "kv_cache_tokens",
-     .argument = "N",
-     .type = OPTION_TYPE_INTEGER,
-     .group = "Engine",
-     .help = "KV cache: tokens of all that runs and of all that is kept",
-     .default_text = "a quarter of the load's different tokens, at least one context",
-     .min = 2,
-     .max = IMBREX_MAX_KV_CACHE_TOKENS,
-     .offset = offsetof(struct kv_settings, kv_tokens)},
+    ENGINE_OPTION_KV_CACHE(struct kv_settings,
+                           "a quarter of the load's different tokens, at least one context"),
     ENGINE_OPTION_MAX_RUNNING(struct kv_settings),
     {.long_name = "tiers",
      .type = OPTION_TYPE_FLAG,
@@ -240,8 +235,8 @@ static const struct option_spec kv_options[] = {
      .type = OPTION_TYPE_STRING,
      .group = "Report",
      .help =
-         "write the load as a trace in the format of Bailian, which imbrex kv-sim replays; - is "
-         "standard output",
+         "write the load as a trace in the format of Bailian, with the engine's block size, which "
+         "imbrex kv-sim replays and --trace takes; - is standard output",
      .offset = offsetof(struct kv_settings, write_trace)},
     {.long_name = "json",
      .argument = "FILE",
@@ -352,16 +347,12 @@ static int make_load(struct kv_bench *bench)
 
 static int open_model(struct kv_bench *bench, const char *model)
 {
-    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
-    struct imbrex_model_options options = imbrex_model_options_default();
+    int exit_code = session_open(model, &bench->model);
 
-    options.log = output_log;
-    if (imbrex_model_open(model, &options, &bench->model, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    if (exit_code == EXIT_CODE_OK) {
+        imbrex_model_describe(bench->model, &bench->description);
     }
-    signals_set_model(bench->model);
-    imbrex_model_describe(bench->model, &bench->description);
-    return EXIT_CODE_OK;
+    return exit_code;
 }
 
 static int32_t choose_context_size(struct kv_bench *bench)
@@ -432,15 +423,6 @@ static int choose_options(struct kv_bench *bench)
         return exit_code;
     }
     context_size = bench->options.context_size;
-    if (settings->kv_tokens.given) {
-        kv_tokens = settings->kv_tokens.value;
-        if (kv_tokens < context_size) {
-            output_error("bench kv: --kv-tokens: expected at least the context of %" PRId32
-                         " tokens, found %" PRId64,
-                         context_size, kv_tokens);
-            return EXIT_CODE_INPUT;
-        }
-    }
     kv_tokens = kv_tokens > context_size ? kv_tokens : context_size;
     bench->options.kv_cache_tokens =
         (int32_t)(kv_tokens < IMBREX_MAX_KV_CACHE_TOKENS ? kv_tokens : IMBREX_MAX_KV_CACHE_TOKENS);
@@ -449,7 +431,10 @@ static int choose_options(struct kv_bench *bench)
         bench->options.max_waiting =
             (int32_t)(bench->load.count < MAX_WAITING ? bench->load.count : MAX_WAITING);
     }
-    exit_code = engine_settings_plan(bench->model, &bench->options, &bench->plan);
+    exit_code = engine_settings_choose_kv_cache(&settings->engine, bench->model, &bench->options);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_plan(bench->model, &bench->options, &bench->plan);
+    }
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
@@ -462,33 +447,16 @@ static int choose_options(struct kv_bench *bench)
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
-/* With its parents. The errno of a failure, or 0. */
-static int make_parents(const char *folder)
-{
-    char path[ENGINE_MAX_PATH_BYTES];
-    size_t length = 0;
-    char next;
-
-    (void)snprintf(path, sizeof(path), "%s", folder);
-    do {
-        length += 1 + strcspn(path + length + 1, "/");
-        next = path[length];
-        path[length] = '\0';
-        if (mkdir(path, 0777) != 0 && errno != EEXIST) {
-            return errno;
-        }
-        path[length] = next;
-    } while (next != '\0');
-    return 0;
-}
-
 /* A new folder for one run, which the options point to then. */
 static int make_folder(struct kv_bench *bench, char path[ENGINE_MAX_PATH_BYTES])
 {
-    int failure = make_parents(bench->kv_folder);
+    size_t made_length = 0;
+    int failure = make_folders(bench->kv_folder, &made_length);
     int length =
         snprintf(path, ENGINE_MAX_PATH_BYTES, "%s/imbrex-bench-kv-XXXXXX", bench->kv_folder);
 
+    /* Later runs find it made. */
+    bench->made_length = bench->made_length > 0 ? bench->made_length : made_length;
     if (failure == 0 && length >= ENGINE_MAX_PATH_BYTES) {
         failure = ENAMETOOLONG;
     }
@@ -497,7 +465,7 @@ static int make_folder(struct kv_bench *bench, char path[ENGINE_MAX_PATH_BYTES])
     }
     if (failure != 0) {
         output_error("bench kv: --kv-disk: cannot make a folder in %s: %s", bench->kv_folder,
-                     strerror(failure));
+                     output_system_error(failure));
         return EXIT_CODE_INPUT;
     }
     bench->options.kv_disk_path = path;
@@ -516,7 +484,7 @@ static void remove_folder(const char *path)
         (void)closedir(folder);
     }
     if (rmdir(path) != 0) {
-        output_warning("bench kv: %s: cannot be removed: %s", path, strerror(errno));
+        output_warning("bench kv: %s: cannot be removed: %s", path, output_system_error(errno));
     }
 }
 
@@ -707,6 +675,17 @@ static void add_integer(FILE *file, const char *name, const struct option_intege
     }
 }
 
+static void add_choice(FILE *file, const char *name, const struct option_integer *chosen,
+                       const struct option_choice *choices)
+{
+    while (chosen->given && choices->name != NULL && choices->value != chosen->value) {
+        choices++;
+    }
+    if (chosen->given) {
+        command_line_add_text(file, name, choices->name);
+    }
+}
+
 static void add_load(FILE *file, const struct kv_settings *settings)
 {
     if (settings->trace != NULL) {
@@ -733,8 +712,7 @@ static int format_command_line(struct kv_bench *bench, const char *model)
     FILE *file = open_memstream(&bench->command_line, &num_bytes);
 
     if (file == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     fprintf(file, "imbrex bench kv%s%s", model != NULL ? " " : "", model != NULL ? model : "");
     add_load(file, settings);
@@ -743,30 +721,23 @@ static int format_command_line(struct kv_bench *bench, const char *model)
     fprintf(file, " --seed %" PRId64, settings->seed.value);
     command_line_add_text(file, "policy", settings->policies);
     add_integer(file, "rounds", &settings->rounds);
-    add_integer(file, "kv-tokens", &settings->kv_tokens);
+    command_line_add_text(file, "kv-cache", settings->engine.kv_cache);
     add_integer(file, "max-running", &settings->max_running);
     fputs(settings->tiers ? " --tiers" : "", file);
     command_line_add_text(file, "kv-host", settings->engine.kv_host);
     command_line_add_text(file, "kv-disk", settings->engine.kv_disk);
     add_integer(file, "kv-prefetch", &settings->engine.kv_prefetch);
-    if (settings->engine.kv_write.given) {
-        command_line_add_text(file, "kv-write",
-                              engine_kv_write_choices[settings->engine.kv_write.value].name);
-    }
+    add_choice(file, "kv-write", &settings->engine.kv_write, engine_kv_write_choices);
     add_integer(file, "ctx-size", &settings->engine.ctx_size);
     command_line_add_text(file, "device", settings->engine.device);
+    add_choice(file, "kv-dtype", &settings->engine.kv_dtype, engine_kv_dtype_choices);
+    add_choice(file, "cpu", &settings->engine.cpu, engine_cpu_choices);
     add_integer(file, "threads", &settings->engine.threads);
     bool is_written = ferror(file) == 0;
     if (fclose(file) != 0 || !is_written) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     return EXIT_CODE_OK;
-}
-
-static bool is_dash(const char *path)
-{
-    return path != NULL && strcmp(path, "-") == 0;
 }
 
 static int show_report(struct kv_bench *bench)
@@ -775,7 +746,7 @@ static int show_report(struct kv_bench *bench)
     char *text = NULL;
     int exit_code = EXIT_CODE_OK;
 
-    if (!is_dash(json)) {
+    if (!report_is_dash(json)) {
         kv_bench_print(bench);
     }
     if (json != NULL) {
@@ -796,8 +767,7 @@ static int measure(struct kv_bench *bench)
 
     bench->runs = calloc(num_runs, sizeof(*bench->runs));
     if (bench->runs == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     signals_note_interrupts(true);
     signals_watch_interrupts();
@@ -810,28 +780,20 @@ static int measure(struct kv_bench *bench)
                                                            : exit_code;
 }
 
-static int check_file_name(const char *option, const char *name)
-{
-    if (name != NULL && name[0] == '\0') {
-        output_error("bench kv: --%s: expected the name of a file or -, found \"\"", option);
-        return EXIT_CODE_INPUT;
-    }
-    return EXIT_CODE_OK;
-}
-
 static int open_files(struct kv_bench *bench)
 {
     const struct kv_settings *settings = bench->settings;
-    int exit_code = check_file_name("json", settings->json);
+    int exit_code = report_check_name("bench kv", "json", settings->json);
 
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = check_file_name("write-trace", settings->write_trace);
+        exit_code = report_check_name("bench kv", "write-trace", settings->write_trace);
     }
-    if (exit_code == EXIT_CODE_OK && is_dash(settings->json) && is_dash(settings->write_trace)) {
+    if (exit_code == EXIT_CODE_OK && report_is_dash(settings->json) &&
+        report_is_dash(settings->write_trace)) {
         output_error("bench kv: expected one of --json and --write-trace to be -, found both");
         exit_code = EXIT_CODE_INPUT;
     }
-    return exit_code == EXIT_CODE_OK && settings->json != NULL && !is_dash(settings->json)
+    return exit_code == EXIT_CODE_OK && settings->json != NULL && !report_is_dash(settings->json)
                ? report_open(settings->json, &bench->json_file)
                : exit_code;
 }
@@ -867,6 +829,7 @@ static int run(const void *settings, const char *model)
         exit_code = measure(&bench);
     }
     close_meter(&bench);
+    remove_folders(bench.kv_folder, bench.made_length);
     if (bench.json_file != NULL) {
         fclose(bench.json_file);
     }
@@ -891,7 +854,7 @@ const struct command bench_kv = {
         "load if --write-trace gives it one. MODEL is a Hugging Face folder, a GGUF file or "
         "random:SHAPE; without it the built-in model is used.",
     .examples = "  imbrex bench kv --sessions 32 --policy lru,lfu,predictive --rounds 2\n"
-                "  imbrex bench kv --system-tokens 128 --turns 4-8 --kv-tokens 1024\n"
+                "  imbrex bench kv --system-tokens 128 --turns 4-8 --kv-cache 1024\n"
                 "  imbrex bench kv random:qwen2.5-0.5b --tiers --write-trace load.jsonl\n"
                 "  imbrex bench kv --trace mooncake.jsonl --requests 500 --scale 0.03125\n",
     .options = {kv_options, sizeof(kv_options) / sizeof(kv_options[0])},

@@ -35,6 +35,7 @@ struct kv_bench {
     size_t token_bytes;                  /* of keys and values */
     size_t kv_host_bytes, kv_disk_bytes; /* of the runs that have them; 0: there are none */
     char kv_folder[ENGINE_MAX_PATH_BYTES];
+    size_t made_length; /* of the outermost folder in kv_folder that was made here; 0: none was */
     char policies[KV_BENCH_MAX_POLICIES][KV_BENCH_NAME_BYTES]; /* [num_policies] */
     int32_t num_policies;
     /* Of one request alone: of its prompt, and of a token of its output; 0: not measured. */

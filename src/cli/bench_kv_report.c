@@ -96,18 +96,20 @@ static json_t *json_run(const struct kv_bench *bench, const struct kv_run *kv_ru
     const struct load_result *result = &kv_run->result;
 
     json_t *row = json_pack(
-        "{s:s, s:i, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, "
+        "{s:s, s:i, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, "
+        "s:I, "
         "s:I, s:I, s:I, s:I, s:I, "
         "s:I, s:f, s:{s:f, s:f, s:f, s:f, s:f}}",
         "policy", kv_run->policy, "round", (int)kv_run->round + 1, "has_host",
         (int)kv_run->has_host, "has_disk", (int)kv_run->has_disk, "host_tokens",
         (json_int_t)result->num_host_tokens, "disk_tokens", (json_int_t)result->num_disk_tokens,
-        "kv_demoted", (json_int_t)result->num_kv_demoted, "kv_lost",
-        (json_int_t)result->num_kv_lost, "kv_faults", (json_int_t)result->num_kv_faults, "kv_ahead",
-        (json_int_t)result->num_kv_ahead, "kv_ahead_used", (json_int_t)result->num_kv_ahead_used,
-        "kv_ahead_wasted", (json_int_t)result->num_kv_ahead_wasted, "kv_block_ns",
-        (json_int_t)result->kv_block_ns, "kv_recompute_ns", (json_int_t)result->kv_recompute_ns,
-        "kv_wait_ns", (json_int_t)result->kv_wait_ns, "hit_rate", hit_rate(result), "prompt_tokens",
+        "kv_demoted", (json_int_t)result->num_kv_demoted, "kv_written",
+        (json_int_t)result->num_kv_written, "kv_lost", (json_int_t)result->num_kv_lost, "kv_faults",
+        (json_int_t)result->num_kv_faults, "kv_ahead", (json_int_t)result->num_kv_ahead,
+        "kv_ahead_used", (json_int_t)result->num_kv_ahead_used, "kv_ahead_wasted",
+        (json_int_t)result->num_kv_ahead_wasted, "kv_block_ns", (json_int_t)result->kv_block_ns,
+        "kv_recompute_ns", (json_int_t)result->kv_recompute_ns, "kv_wait_ns",
+        (json_int_t)result->kv_wait_ns, "hit_rate", hit_rate(result), "prompt_tokens",
         (json_int_t)result->num_prompt_tokens, "queried_tokens",
         (json_int_t)result->num_queried_tokens, "cached_tokens",
         (json_int_t)result->num_cached_tokens, "computed_tokens",

@@ -61,7 +61,8 @@ static const struct option_spec model_options[] = {
      .argument = "LIST",
      .type = OPTION_TYPE_STRING,
      .group = "Tests",
-     .help = "tokens of prompts to read; 0: no such test",
+     .help = "tokens of prompts to read, also more than the model was made for; 0: no such test",
+     .default_text = "512",
      .offset = offsetof(struct model_settings, prompts)},
     {.long_name = "generate",
      .short_name = 'n',
@@ -69,6 +70,7 @@ static const struct option_spec model_options[] = {
      .type = OPTION_TYPE_STRING,
      .group = "Tests",
      .help = "tokens to generate; 0: no such test",
+     .default_text = "128",
      .offset = offsetof(struct model_settings, generated)},
     {.long_name = "depth",
      .short_name = 'd',
@@ -76,6 +78,7 @@ static const struct option_spec model_options[] = {
      .type = OPTION_TYPE_STRING,
      .group = "Tests",
      .help = "tokens in the context before either, whose time does not count: whole KV blocks",
+     .default_text = "0",
      .offset = offsetof(struct model_settings, depths)},
     {.long_name = "batch",
      .short_name = 'b',
@@ -83,6 +86,7 @@ static const struct option_spec model_options[] = {
      .type = OPTION_TYPE_STRING,
      .group = "Tests",
      .help = "sequences that generate together, each behind a context of its own",
+     .default_text = "1",
      .offset = offsetof(struct model_settings, batches)},
     {.long_name = "repetitions",
      .short_name = 'r',
@@ -119,7 +123,8 @@ static const struct option_spec model_options[] = {
                          "on a GPU, measure beside it, in turns, engines each without one of: mlp "
                          "(gate, up and the activation in one kernel), attention (the fast kernels "
                          "of it), pdl (kernels that begin while the one ahead of them ends), graph "
-                         "(decode steps that are launched as a whole)"),
+                         "(decode steps that are launched as a whole), hopper (kernels that older "
+                         "GPUs do not run)"),
     {.long_name = "shares",
      .type = OPTION_TYPE_FLAG,
      .group = "Engine",
@@ -244,6 +249,23 @@ static int check_settings(struct model_bench *bench, const char *operand)
 
 /* ---- model and engine ------------------------------------------------------------------------ */
 
+/* Speed does not depend on sense, so that contexts may be longer than the model is for. */
+static void warn_of_length(const struct model_bench *bench)
+{
+    int32_t prompt = number_list_max(&bench->prompts);
+    int32_t generated = number_list_max(&bench->generated);
+    int64_t longest =
+        (int64_t)number_list_max(&bench->depths) + (prompt > generated ? prompt : generated);
+
+    if (longest > bench->described.info.max_position_embeddings) {
+        output_warning("bench model: %s: contexts of up to %" PRId64 " tokens, more than the "
+                       "%" PRId32 " that it was made for (max_position_embeddings): the speed is "
+                       "that of its shape, the text would be worth nothing",
+                       bench->described.info.path, longest,
+                       bench->described.info.max_position_embeddings);
+    }
+}
+
 static int open_model(struct model_bench *bench, const char *path)
 {
     struct imbrex_error err = {.status = IMBREX_STATUS_OK};
@@ -258,6 +280,7 @@ static int open_model(struct model_bench *bench, const char *path)
     int32_t num_rows = bench->described.info.vocab_size;
     bench->vocab_size = tokenizer != NULL ? imbrex_tokenizer_vocab_size(tokenizer) : num_rows;
     bench->vocab_size = bench->vocab_size < num_rows ? bench->vocab_size : num_rows;
+    warn_of_length(bench);
     return EXIT_CODE_OK;
 }
 
@@ -305,7 +328,6 @@ struct bench_sizes {
     int64_t kv_tokens;      /* of the largest */
 };
 
-/* Speed does not depend on sense: contexts may be longer than the model is for. */
 static int measure_test(struct model_bench *bench, const struct speed_test *test, void *arg)
 {
     struct bench_sizes *sizes = arg;
@@ -329,8 +351,7 @@ static int make_prefixes(struct model_bench *bench)
 
     bench->prefix_ids = calloc((size_t)count + 1, sizeof(*bench->prefix_ids));
     if (bench->prefix_ids == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     speed_random_ids(&random_state, bench->vocab_size, bench->prefix_ids, count);
     return EXIT_CODE_OK;
@@ -574,8 +595,7 @@ static int add_row(struct model_bench *bench, const struct speed_settings *setti
 {
     if (json_array_append_new(bench->rows, speed_report_row(&bench->described, settings, result)) !=
         0) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     if (bench->settings->format.value == BENCH_FORMAT_TABLE) {
         speed_report_print_row(&bench->described, settings, result);
@@ -696,7 +716,7 @@ static int write_report(const struct model_bench *bench)
         return exit_code;
     }
     if (is_table) {
-        speed_report_print_roofs(bench->rows, gpu != NULL);
+        speed_report_print_roofs(bench->rows);
     } else {
         output_printf("%s\n", text);
     }
@@ -733,7 +753,7 @@ static int run(const void *settings, const char *model)
     int exit_code = EXIT_CODE_FAILURE;
 
     if (bench.rows == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
     } else {
         exit_code = bench_models(&bench, model);
     }

@@ -249,7 +249,8 @@ static const struct option_spec bench_ops_options[] = {
      .argument = "MS",
      .type = OPTION_TYPE_REAL,
      .group = "How",
-     .help = "about how long one measurement is: calls on rotating inputs in a CUDA graph",
+     .help = "about how long one measurement is, on a GPU only: calls on rotating inputs in a CUDA "
+             "graph",
      .min = 0.01,
      .max = 1000,
      .offset = offsetof(struct bench_ops_settings, replay_ms)},
@@ -373,12 +374,13 @@ static bool parse_shape(const char *word, struct bench_ops_cells *cells)
 
     if (num_shapes == 0) {
         output_error("bench ops: --shapes: expected qwen2.5, one of its models (7B), or two whole "
-                     "numbers (3584x18944), found \"%s\"",
-                     word);
+                     "numbers from 1 to %d (3584x18944), found \"%s\"",
+                     BENCH_MAX_SIDE, word);
         return false;
     }
     if (cells->num_shapes + num_shapes > BENCH_MAX_SHAPES) {
-        output_error("bench ops: --shapes: expected at most %d", BENCH_MAX_SHAPES);
+        output_error("bench ops: --shapes: expected at most %d shapes, found more",
+                     BENCH_MAX_SHAPES);
         return false;
     }
     memcpy(&cells->shapes[cells->num_shapes], shapes, (size_t)num_shapes * sizeof(shapes[0]));
@@ -396,7 +398,7 @@ static bool parse_rows(const char *word, struct bench_ops_cells *cells)
         return false;
     }
     if (cells->num_rows == BENCH_MAX_ROWS) {
-        output_error("bench ops: --m: expected at most %d numbers", BENCH_MAX_ROWS);
+        output_error("bench ops: --m: expected at most %d numbers, found more", BENCH_MAX_ROWS);
         return false;
     }
     cells->rows[cells->num_rows++] = rows;
@@ -410,8 +412,7 @@ static int parse_list(const char *list, bool (*parse)(const char *, struct bench
     char *copy = strdup(list), *rest = copy;
     bool is_ok = true;
     if (copy == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     while (is_ok && rest != NULL) {
         char *word = strsep(&rest, ",");
@@ -428,7 +429,8 @@ static bool parse_gating(const char *word, struct bench_ops_cells *cells)
             continue;
         }
         if (cells->num_gatings == BENCH_MAX_GATINGS) {
-            output_error("bench ops: --activation: expected at most %d", BENCH_MAX_GATINGS);
+            output_error("bench ops: --activation: expected at most %d, found more",
+                         BENCH_MAX_GATINGS);
             return false;
         }
         cells->gatings[cells->num_gatings++] = gatings[i];
@@ -449,7 +451,7 @@ static bool parse_dtype(const char *word, struct bench_ops_cells *cells)
         return false;
     }
     if (cells->num_dtypes == BENCH_MAX_DTYPES) {
-        output_error("bench ops: --dtype: expected at most %d", BENCH_MAX_DTYPES);
+        output_error("bench ops: --dtype: expected at most %d, found more", BENCH_MAX_DTYPES);
         return false;
     }
     snprintf(cells->dtypes[cells->num_dtypes++], sizeof(cells->dtypes[0]), "%s", word);

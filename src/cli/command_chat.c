@@ -40,7 +40,7 @@ static const struct option_spec chat_options[] = {
     ENGINE_OPTION_CTX_SIZE(struct chat_settings, "4096 beside --system and -n; at "
                                                  "most what the model was made for"),
     ENGINE_OPTION_KV_POLICY(struct chat_settings, ENGINE_KV_POLICY_DEFAULT),
-    ENGINE_OPTION_KV_BLOCKS(struct chat_settings),
+    ENGINE_OPTION_KV_CACHE(struct chat_settings, "one context"),
     ENGINE_OPTION_KV_TIERS(struct chat_settings),
     ENGINE_OPTION_KV_PREFETCH(struct chat_settings),
     ENGINE_OPTION_KV_DTYPE(struct chat_settings),

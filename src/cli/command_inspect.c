@@ -11,6 +11,7 @@
 #include "cli/engine_settings.h"
 #include "cli/output.h"
 #include "cli/report_header.h"
+#include "cli/session.h"
 #include "cli/signals.h"
 #include "imbrex.h"
 #include "imbrex_ops.h"
@@ -36,7 +37,7 @@ static const struct option_spec inspect_options[] = {
     ENGINE_OPTION_CTX_SIZE(struct inspect_settings, "4096, or what the model was made for if that "
                                                     "is less"),
     ENGINE_OPTION_KV_POLICY(struct inspect_settings, ENGINE_KV_POLICY_DEFAULT),
-    ENGINE_OPTION_KV_BLOCKS(struct inspect_settings),
+    ENGINE_OPTION_KV_CACHE(struct inspect_settings, "one context"),
     ENGINE_OPTION_KV_TIERS(struct inspect_settings),
     ENGINE_OPTION_KV_PREFETCH(struct inspect_settings),
     ENGINE_OPTION_DEVICE(struct inspect_settings),
@@ -532,8 +533,7 @@ static int collect_tensors(struct inspection *inspection, struct imbrex_tensor_i
     inspection->num_tensors = imbrex_model_num_tensors(inspection->model);
     *tensors = calloc((size_t)inspection->num_tensors + 1, sizeof(**tensors));
     if (*tensors == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     for (int32_t i = 0; i < inspection->num_tensors; i++) {
         if (imbrex_model_tensor(inspection->model, i, &(*tensors)[i]) != IMBREX_STATUS_OK) {
@@ -625,16 +625,12 @@ static int inspect(const struct inspect_settings *settings, const struct imbrex_
 
 static int run(const void *settings, const char *model)
 {
-    struct imbrex_error err = {0};
-    struct imbrex_model_options options = imbrex_model_options_default();
-    struct imbrex_model *opened;
+    struct imbrex_model *opened = NULL;
+    int exit_code = session_open(model, &opened);
 
-    options.log = output_log;
-    if (imbrex_model_open(model, &options, &opened, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = inspect(settings, opened);
     }
-    signals_set_model(opened);
-    int exit_code = inspect(settings, opened);
     signals_set_model(NULL);
     imbrex_model_close(opened);
     return exit_code;

@@ -12,11 +12,11 @@
 #include "cli/command.h"
 #include "cli/command_line.h"
 #include "cli/kv_report.h"
-#include "cli/kv_tier.h"
 #include "cli/output.h"
 #include "cli/report_header.h"
 #include "cli/scaled_number.h"
 #include "cli/signals.h"
+#include "cli/tier_option.h"
 #include "imbrex_kv.h"
 
 #define BAR_COLUMNS 30
@@ -37,7 +37,6 @@ struct kv_sim_settings {
 
 static const struct kv_sim_settings kv_sim_defaults = {
     .policies = "all",
-    .block_size = {.value = 512},
     .num_slots = {.value = 64},
     .seed = {.value = 1},
     .session_span_s = {.value = 28800},
@@ -131,7 +130,8 @@ static const struct option_spec kv_sim_options[] = {
      .argument = "N",
      .type = OPTION_TYPE_INTEGER,
      .group = "Cache",
-     .help = "tokens of a block; a multiple of the trace's",
+     .help = "tokens of a block; a multiple of those of an id in the trace",
+     .default_text = "what a trace of imbrex bench kv says, else 512",
      .min = 1,
      .max = 1048576,
      .offset = offsetof(struct kv_sim_settings, block_size)},
@@ -239,7 +239,7 @@ struct kv_sim_state {
     char *policy_text; /* what policy_names point into, but for lru */
     const char *policy_names[MAX_POLICY_NAMES];
     char *command_line;
-    struct kv_tier tiers[IMBREX_KV_SIM_MAX_TIERS];
+    struct tier_option tiers[IMBREX_KV_SIM_MAX_TIERS];
     struct imbrex_kv_sim_tier tier_options[IMBREX_KV_SIM_MAX_TIERS];
     struct kv_report report;
     struct report_file json, html;
@@ -248,12 +248,6 @@ struct kv_sim_state {
     struct imbrex_kv_sim_progress shown;
     int shown_percent;
 };
-
-static int report_out_of_memory(void)
-{
-    output_error("out of memory");
-    return EXIT_CODE_FAILURE;
-}
 
 /* ---- lists of numbers ------------------------------------------------------------------------ */
 
@@ -293,7 +287,7 @@ static int parse_numbers(const struct number_kind *kind, const char *text, doubl
     }
     double *parsed = calloc(max_numbers, sizeof(*parsed));
     if (parsed == NULL) {
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     for (const char *item = text; num_parsed < max_numbers; num_parsed++) {
         size_t num_bytes = strcspn(item, ",");
@@ -332,7 +326,7 @@ static int choose_capacities(struct kv_sim_state *state)
     state->capacities = calloc(count, sizeof(*state->capacities));
     if (state->capacities == NULL) {
         free(numbers);
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     for (size_t i = 0; i < count; i++) {
         state->capacities[i] = (int64_t)numbers[i];
@@ -363,7 +357,7 @@ static int choose_loads(struct kv_sim_state *state)
     state->loads = calloc(count, sizeof(*state->loads));
     if (state->loads == NULL) {
         free(numbers);
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     for (size_t i = 0; i < count; i++) {
         state->loads[i] = (struct kv_load){
@@ -422,7 +416,7 @@ static int choose_policies(struct kv_sim_state *state)
     state->policy_names[0] = imbrex_kv_policy_name(0);
     state->policy_text = strdup(state->settings->policies);
     if (state->policy_text == NULL) {
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     char *rest = state->policy_text;
     for (char *name = strsep(&rest, ","); name != NULL; name = strsep(&rest, ",")) {
@@ -449,16 +443,11 @@ static int choose_policies(struct kv_sim_state *state)
     return EXIT_CODE_OK;
 }
 
-static bool is_dash(const char *path)
-{
-    return path != NULL && strcmp(path, "-") == 0;
-}
-
 /* Whether both name one file that is there, or are the same text. */
 static bool is_same_file(const char *a, const char *b)
 {
     struct stat a_stat, b_stat;
-    if (a == NULL || b == NULL || is_dash(a) || is_dash(b)) {
+    if (a == NULL || b == NULL || report_is_dash(a) || report_is_dash(b)) {
         return false;
     }
     return strcmp(a, b) == 0 ||
@@ -528,7 +517,7 @@ static int check_settings(const struct kv_sim_settings *settings, const char *op
     if (settings->fetch_ratio.given && !settings->has_prefetch) {
         return report_needs("fetch-ratio", "--prefetch beside it, found none");
     }
-    if (is_dash(settings->json) && is_dash(settings->html)) {
+    if (report_is_dash(settings->json) && report_is_dash(settings->html)) {
         output_error("kv-sim: expected one of --json and --html to be -, found both");
         return EXIT_CODE_INPUT;
     }
@@ -537,7 +526,7 @@ static int check_settings(const struct kv_sim_settings *settings, const char *op
         return exit_code;
     }
     for (size_t i = 0; i < settings->traces.count; i++) {
-        num_from_stdin += is_dash(settings->traces.values[i]);
+        num_from_stdin += report_is_dash(settings->traces.values[i]);
     }
     if (num_from_stdin > 1) {
         return report_needs("trace", "- once, found it again");
@@ -557,11 +546,13 @@ static int choose_tiers(struct kv_sim_state *state)
         return EXIT_CODE_INPUT;
     }
     int exit_code = settings->token_bytes != NULL
-                        ? kv_tier_token_bytes(settings->token_bytes, &token_bytes)
+                        ? tier_option_token_bytes(settings->token_bytes, &token_bytes)
                         : EXIT_CODE_OK;
     for (size_t i = 0; i < count && exit_code == EXIT_CODE_OK; i++) {
-        exit_code = kv_tier_parse(settings->tiers.values[i], token_bytes,
-                                  (int32_t)settings->block_size.value, state->tiers, i);
+        /* A block of a size that the trace says is checked when that is known. */
+        int32_t block_size = settings->block_size.given ? (int32_t)settings->block_size.value : 1;
+        exit_code =
+            tier_option_parse(settings->tiers.values[i], token_bytes, block_size, state->tiers, i);
         state->tier_options[i] = state->tiers[i].options;
     }
     state->options.tiers = count > 0 ? state->tier_options : NULL;
@@ -605,7 +596,7 @@ static int choose_options(struct kv_sim_state *state)
     }
     if (exit_code == EXIT_CODE_OK && state->report.num_loads > 1) {
         for (size_t i = 0; i < options->num_traces; i++) {
-            if (is_dash(options->traces[i])) {
+            if (report_is_dash(options->traces[i])) {
                 /* Each load reads the traces again. */
                 return report_needs("trace", "a file with several loads, found standard input");
             }
@@ -616,7 +607,21 @@ static int choose_options(struct kv_sim_state *state)
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-/* All that the figures depend on is written out, defaults that may change with a version too. */
+/* That all traces were replayed with; 0: they differ, or none was. */
+static int32_t block_size_of(const struct kv_sim_state *state)
+{
+    const struct imbrex_kv_sim_result *result = state->loads[0].result;
+    int32_t block_size = state->options.block_size;
+
+    for (size_t i = 0; result != NULL && i < result->num_traces; i++) {
+        int32_t of_trace = result->traces[i].block_size;
+        block_size = i == 0 || of_trace == block_size ? of_trace : 0;
+    }
+    return block_size;
+}
+
+/* All that the figures depend on is written out, defaults that may change with a version too: when
+ * the loads are done. */
 static int format_command_line(struct kv_sim_state *state)
 {
     const struct kv_sim_settings *settings = state->settings;
@@ -624,7 +629,7 @@ static int format_command_line(struct kv_sim_state *state)
     FILE *file = open_memstream(&state->command_line, &num_bytes);
 
     if (file == NULL) {
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     fputs("imbrex kv-sim", file);
     for (size_t i = 0; i < settings->traces.count; i++) {
@@ -633,8 +638,10 @@ static int format_command_line(struct kv_sim_state *state)
     command_line_add_text(file, "starts", settings->starts);
     command_line_add_text(file, "policy", settings->policies);
     command_line_add_text(file, "capacity", settings->capacities);
-    fprintf(file, " --block %" PRId64 " --slots %" PRId64, settings->block_size.value,
-            settings->num_slots.value);
+    if (state->options.block_size > 0) {
+        fprintf(file, " --block %" PRId32, state->options.block_size);
+    }
+    fprintf(file, " --slots %" PRId64, settings->num_slots.value);
     command_line_add_text(file, "prefill-rate", settings->prefill_rates);
     if (settings->prefill_rates == NULL) {
         command_line_add_text(file, "target-queue",
@@ -657,7 +664,7 @@ static int format_command_line(struct kv_sim_state *state)
     fputs(settings->has_sensitivity ? " --sensitivity" : "", file);
     bool is_written = ferror(file) == 0;
     if (fclose(file) != 0 || !is_written) {
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     return EXIT_CODE_OK;
 }
@@ -667,7 +674,7 @@ static int format_command_line(struct kv_sim_state *state)
 static int open_report_file(struct report_file *report_file, const char *path)
 {
     report_file->path = path;
-    if (path == NULL || is_dash(path)) {
+    if (path == NULL || report_is_dash(path)) {
         return EXIT_CODE_OK;
     }
     return report_open(path, &report_file->file);
@@ -753,14 +760,19 @@ static bool show_progress(void *user, const struct imbrex_kv_sim_progress *progr
 
 static bool has_tables(const struct kv_sim_state *state)
 {
-    return !is_dash(state->settings->json) && !is_dash(state->settings->html);
+    return !report_is_dash(state->settings->json) && !report_is_dash(state->settings->html);
 }
 
 /* Where no table tells of them. */
-static void warn_of_bad_lines(const struct imbrex_kv_sim_result *result)
+static void warn_of_lines(const struct imbrex_kv_sim_result *result)
 {
     for (size_t i = 0; i < result->num_traces; i++) {
         const struct imbrex_kv_sim_trace *trace = &result->traces[i];
+        if (trace->num_early > 0) {
+            output_warning("kv-sim: %s: %" PRId64 " request%s with a time before one above: %s",
+                           trace->trace, trace->num_early,
+                           output_plural((uint64_t)trace->num_early), kv_report_early_text(trace));
+        }
         if (trace->num_bad_lines > 0) {
             output_warning(
                 "kv-sim: %s: %" PRId64 " line%s skipped; the first is line %" PRId64 ": %s",
@@ -791,7 +803,7 @@ static int run_load(struct kv_sim_state *state, struct kv_load *load)
         kv_report_print_load(&state->report, state->load_idx);
         output_flush();
     } else if (state->load_idx == 0) {
-        warn_of_bad_lines(load->result);
+        warn_of_lines(load->result);
     }
     return EXIT_CODE_OK;
 }
@@ -818,7 +830,12 @@ static int run_loads(struct kv_sim_state *state)
         kv_report_print_sensitivity(&state->report);
         kv_report_print_terms(&state->report);
     }
-    exit_code = write_report_files(state);
+    state->options.block_size = block_size_of(state);
+    exit_code = format_command_line(state);
+    if (exit_code == EXIT_CODE_OK) {
+        state->report.command_line = state->command_line;
+        exit_code = write_report_files(state);
+    }
     if (exit_code == EXIT_CODE_OK && signal_number != 0) {
         exit_code = EXIT_CODE_SIGNAL + signal_number;
     }
@@ -833,9 +850,6 @@ static int replay(struct kv_sim_state *state, const char *operand)
         exit_code = choose_options(state);
     }
     if (exit_code == EXIT_CODE_OK) {
-        exit_code = format_command_line(state);
-    }
-    if (exit_code == EXIT_CODE_OK) {
         exit_code = open_report_file(&state->json, state->settings->json);
     }
     if (exit_code == EXIT_CODE_OK) {
@@ -845,7 +859,6 @@ static int replay(struct kv_sim_state *state, const char *operand)
         return exit_code;
     }
     state->report.options = &state->options;
-    state->report.command_line = state->command_line;
     signals_note_interrupts(true);
     signals_watch_interrupts();
     return run_loads(state);

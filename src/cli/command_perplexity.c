@@ -11,6 +11,7 @@
 #include "cli/input.h"
 #include "cli/output.h"
 #include "cli/score.h"
+#include "cli/session.h"
 #include "cli/signals.h"
 #include "imbrex.h"
 
@@ -74,14 +75,11 @@ struct perplexity_state {
 
 static int open_model(struct perplexity_state *state, const char *model)
 {
-    struct imbrex_error err = {0};
-    struct imbrex_model_options options = imbrex_model_options_default();
+    int exit_code = session_open(model, &state->model);
 
-    options.log = output_log;
-    if (imbrex_model_open(model, &options, &state->model, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
     }
-    signals_set_model(state->model);
     imbrex_model_describe(state->model, &state->description);
     int32_t max_window = state->description.max_position_embeddings;
     state->window = state->settings->window.value;

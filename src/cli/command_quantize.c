@@ -17,6 +17,7 @@
 #include "cli/progress_bar.h"
 #include "cli/report_header.h"
 #include "cli/score.h"
+#include "cli/session.h"
 #include "cli/signals.h"
 #include "imbrex.h"
 
@@ -271,8 +272,7 @@ static int quantize(struct quantize_state *state, struct imbrex_model *model)
         return EXIT_CODE_SIGNAL + signals_interrupt();
     }
     if (state->out_of_memory) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     if (status == IMBREX_STATUS_INVALID_ARGUMENT && strncmp(err.message, "type: ", 6) == 0) {
         output_error("--%s", err.message);
@@ -315,9 +315,7 @@ static int check_cpu(const struct quantize_state *state, const struct imbrex_mod
 static int run(const void *settings, const char *model_path)
 {
     struct quantize_state state = {.settings = settings, .has_bar = isatty(STDERR_FILENO) == 1};
-    struct imbrex_error err = {0};
     struct imbrex_model *model = NULL;
-    struct imbrex_model_options options = imbrex_model_options_default();
     struct stat file;
     int exit_code;
 
@@ -335,15 +333,13 @@ static int run(const void *settings, const char *model_path)
                      state.settings->out);
         return EXIT_CODE_INPUT;
     }
-    options.log = output_log;
-    if (imbrex_model_open(model_path, &options, &model, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    exit_code = session_open(model_path, &model);
+    if (exit_code != EXIT_CODE_OK) {
+        return exit_code;
     }
-    signals_set_model(model);
     state.tensors = json_array();
     if (state.tensors == NULL) {
-        output_error("out of memory");
-        exit_code = EXIT_CODE_FAILURE;
+        exit_code = output_out_of_memory();
     } else {
         exit_code = check_cpu(&state, model);
         exit_code = exit_code == EXIT_CODE_OK ? quantize(&state, model) : exit_code;

@@ -127,7 +127,7 @@ static int load_prompt(struct run_state *state, const char *model)
         state->prompt = "";
         return EXIT_CODE_OK;
     }
-    output_error("run: no prompt: give one with -p TEXT or -f FILE");
+    output_error("run: expected a prompt (-p TEXT or -f FILE), found none");
     return EXIT_CODE_INPUT;
 }
 

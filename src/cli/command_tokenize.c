@@ -216,8 +216,7 @@ static int print_json_chat(const char *text, size_t text_bytes, const int32_t *t
 
     json_decref(string);
     if (quoted == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     output_printf("{\"text\": %s, \"ids\": ", quoted);
     print_json_ids(token_ids, num_tokens);

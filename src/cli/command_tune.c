@@ -122,15 +122,14 @@ static int add_item(struct tune_list *list, const struct tune_item *item)
         }
     }
     if (list->count == TUNE_MAX_ITEMS) {
-        output_error("tune: --shapes: expected at most %d products", TUNE_MAX_ITEMS);
+        output_error("tune: --shapes: expected at most %d products, found more", TUNE_MAX_ITEMS);
         return EXIT_CODE_INPUT;
     }
     if (list->count == list->capacity) {
         int capacity = list->capacity == 0 ? 64 : 2 * list->capacity;
         struct tune_item *items = realloc(list->items, (size_t)capacity * sizeof(items[0]));
         if (items == NULL) {
-            output_error("out of memory");
-            return EXIT_CODE_FAILURE;
+            return output_out_of_memory();
         }
         list->items = items;
         list->capacity = capacity;
@@ -209,9 +208,9 @@ static bool parse_number(const char *word, int32_t *number)
 static int refuse_line(const struct tune_reader *reader, size_t line_number, const char *line,
                        size_t num_bytes)
 {
-    output_error("%s:%zu: expected a model of qwen2.5 (7B), two whole numbers (3584x18944), or "
-                 "gemm_swiglu or gemm and M N K, found \"%.*s\"",
-                 input_display_name(reader->path), line_number,
+    output_error("%s: line %zu: expected a model of qwen2.5 (7B), two whole numbers from 1 to %d "
+                 "(3584x18944), or gemm_swiglu or gemm and M N K, found \"%.*s\"",
+                 input_display_name(reader->path), line_number, BENCH_MAX_SIDE,
                  (int)(num_bytes < 80 ? num_bytes : 80), line);
     return EXIT_CODE_INPUT;
 }
@@ -256,11 +255,15 @@ static int read_line(void *user, const char *line, size_t num_bytes, size_t line
     return add_product(reader, is_swiglu, sides[0], sides[1], sides[2]);
 }
 
+/* found: NULL if it is not there. */
 static int refuse_entry(const struct tune_reader *reader, size_t entry_idx, const char *field,
-                        const char *expected)
+                        const char *expected, const json_t *found)
 {
-    output_error("%s: shapes[%zu]%s%s: expected %s", input_display_name(reader->path), entry_idx,
-                 field[0] != '\0' ? ": " : "", field, expected);
+    char text[INPUT_SHOWN_BYTES];
+
+    output_error("%s: shapes[%zu]%s%s: expected %s, found %s", input_display_name(reader->path),
+                 entry_idx, field[0] != '\0' ? ": " : "", field, expected,
+                 input_show_json(found, text));
     return EXIT_CODE_INPUT;
 }
 
@@ -274,21 +277,25 @@ static int read_entry(struct tune_reader *reader, size_t entry_idx, const json_t
         int exit_code = add_word(reader, json_string_value(entry), &is_known);
         return exit_code == EXIT_CODE_OK && !is_known
                    ? refuse_entry(reader, entry_idx, "",
-                                  "a model of qwen2.5 (7B) or two whole numbers (3584x18944)")
+                                  "a model of qwen2.5 (7B) or two whole numbers (3584x18944)",
+                                  entry)
                    : exit_code;
     }
     if (!json_is_object(entry)) {
-        return refuse_entry(reader, entry_idx, "", "a string, or an object with op, m, n and k");
+        return refuse_entry(reader, entry_idx, "", "a string, or an object with op, m, n and k",
+                            entry);
     }
     const char *op = json_string_value(json_object_get(entry, "op"));
     if (op == NULL || !parse_op(op, &is_swiglu)) {
-        return refuse_entry(reader, entry_idx, "op", "\"gemm_swiglu\" or \"gemm\"");
+        return refuse_entry(reader, entry_idx, "op", "\"gemm_swiglu\" or \"gemm\"",
+                            json_object_get(entry, "op"));
     }
     for (int i = 0; i < 3; i++) {
         const json_t *value = json_object_get(entry, fields[i]);
         if (!json_is_integer(value) || json_integer_value(value) < 1 ||
             json_integer_value(value) > BENCH_MAX_SIDE) {
-            return refuse_entry(reader, entry_idx, fields[i], "a whole number from 1 to 16777216");
+            return refuse_entry(reader, entry_idx, fields[i], "a whole number from 1 to 16777216",
+                                value);
         }
         sides[i] = (int32_t)json_integer_value(value);
     }
@@ -363,8 +370,7 @@ static int read_shapes(struct tune_reader *reader)
     int exit_code = EXIT_CODE_OK;
 
     if (copy == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     while (exit_code == EXIT_CODE_OK && is_known && rest != NULL) {
         word = strsep(&rest, ",");
@@ -377,8 +383,8 @@ static int read_shapes(struct tune_reader *reader)
             exit_code = read_file(reader);
         } else {
             output_error("tune: --shapes: expected qwen2.5, one of its models (7B), two whole "
-                         "numbers (3584x18944), or a file, found \"%s\"",
-                         word);
+                         "numbers from 1 to %d (3584x18944), or a file, found \"%s\"",
+                         BENCH_MAX_SIDE, word);
             exit_code = EXIT_CODE_INPUT;
         }
     }

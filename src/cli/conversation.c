@@ -16,12 +16,6 @@
 /* A template goes through a parser that keeps a tree of it; real ones have some KiB. */
 #define MAX_TEMPLATE_BYTES ((size_t)1 << 20)
 
-static int report_out_of_memory(void)
-{
-    output_error("out of memory");
-    return EXIT_CODE_FAILURE;
-}
-
 /* ---- the template --------------------------------------------------------------------------- */
 
 static bool is_builtin_template(const char *name)
@@ -70,7 +64,7 @@ int conversation_open(struct conversation *conversation, const struct imbrex_mod
     conversation->options.now = local_time();
     conversation->messages = json_array();
     if (conversation->messages == NULL) {
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     if (template_choice != NULL && is_builtin_template(template_choice)) {
         conversation->options.chat_template = template_choice;
@@ -109,7 +103,7 @@ static json_t *make_message(const char *role, const char *text, size_t num_bytes
     }
     json_t *message = json_pack("{s:s, s:s%}", "role", role, "content", text, num_bytes);
     if (message == NULL) {
-        *exit_code = report_out_of_memory();
+        *exit_code = output_out_of_memory();
     }
     return message;
 }
@@ -121,7 +115,7 @@ int conversation_add(struct conversation *conversation, const char *role, const 
     json_t *message = make_message(role, text, num_bytes, &exit_code);
 
     if (message != NULL && json_array_append_new(conversation->messages, message) != 0) {
-        exit_code = report_out_of_memory();
+        exit_code = output_out_of_memory();
     }
     return exit_code;
 }
@@ -158,7 +152,7 @@ int conversation_set_system(struct conversation *conversation, const char *text)
         json_array_remove(conversation->messages, 0);
     }
     if (message != NULL && json_array_insert_new(conversation->messages, 0, message) != 0) {
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     return EXIT_CODE_OK;
 }
@@ -179,11 +173,11 @@ int conversation_save(const struct conversation *conversation, const char *path)
     char *text = json_dumps(conversation->messages, JSON_INDENT(2));
 
     if (text == NULL) {
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     bool is_saved = replace_file(path, text, strlen(text));
     if (!is_saved) {
-        output_error("%s: cannot write: %s", path, strerror(errno));
+        output_error("%s: cannot write: %s", path, output_system_error(errno));
     }
     free(text);
     return is_saved ? EXIT_CODE_OK : EXIT_CODE_FAILURE;
@@ -202,7 +196,7 @@ int conversation_load(struct conversation *conversation, const char *path)
     json_t *messages = json_loadb(bytes, num_bytes, JSON_REJECT_DUPLICATES, &json_error);
     free(bytes);
     if (messages == NULL && json_error_code(&json_error) == json_error_out_of_memory) {
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     if (messages == NULL) {
         output_error("%s: line %d, column %d: expected a JSON array of messages, found %s",
@@ -248,7 +242,7 @@ int conversation_tokenize(const struct conversation *conversation, int32_t **tok
     char *messages_json = json_dumps(conversation->messages, JSON_COMPACT);
 
     if (messages_json == NULL) {
-        return report_out_of_memory();
+        return output_out_of_memory();
     }
     enum imbrex_status status =
         imbrex_chat_tokenize(conversation->model, messages_json, &conversation->options, token_ids,

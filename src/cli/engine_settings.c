@@ -193,17 +193,21 @@ static bool read_amount(const char *text, int64_t *amount, int *shift)
            (*rest == '\0' || (unit != NULL && strcmp(rest, "iB") == 0));
 }
 
-/* The tokens that --kv-blocks says, rounded down to whole blocks. */
-static int read_kv_tokens(const char *text, const struct imbrex_model *model,
-                          struct imbrex_engine_options *options, int32_t *num_tokens)
+int engine_settings_choose_kv_cache(const struct engine_settings *settings,
+                                    const struct imbrex_model *model,
+                                    struct imbrex_engine_options *options)
 {
+    const char *text = settings->kv_cache;
     struct imbrex_memory_plan plan;
-    int64_t amount = 0;
+    int64_t num_tokens = 0;
     int shift = 0;
-    char of_size[32] = "";
+    char of_size[96] = "";
 
-    if (!read_amount(text, &amount, &shift)) {
-        output_error("--kv-blocks: expected a number of blocks, or a size such as 512M, found "
+    if (text == NULL) {
+        return EXIT_CODE_OK;
+    }
+    if (!read_amount(text, &num_tokens, &shift)) {
+        output_error("--kv-cache: expected a number of tokens, or a size such as 512M, found "
                      "\"%s\"",
                      text);
         return EXIT_CODE_INPUT;
@@ -212,20 +216,21 @@ static int read_kv_tokens(const char *text, const struct imbrex_model *model,
     if (exit_code != EXIT_CODE_OK) {
         return exit_code;
     }
-    int64_t block_bytes = (int64_t)plan.kv_bytes / plan.kv_num_blocks;
-    int64_t num_blocks = shift > 0 ? (amount << shift) / block_bytes : amount;
-    int64_t least = ((int64_t)plan.context_size + plan.kv_block_size - 1) / plan.kv_block_size;
-    int64_t most = IMBREX_MAX_KV_CACHE_TOKENS / plan.kv_block_size;
-    if (num_blocks < least || num_blocks > most) {
-        if (shift > 0) {
-            (void)snprintf(of_size, sizeof(of_size), ", which is %" PRId64, num_blocks);
-        }
-        output_error("--kv-blocks: expected %" PRId64 " to %" PRId64 " blocks of %" PRId64
-                     " bytes (the context has %" PRId32 " tokens), found %s%s",
-                     least, most, block_bytes, plan.context_size, text, of_size);
+    if (shift > 0) {
+        int64_t block_bytes = (int64_t)plan.kv_bytes / plan.kv_num_blocks;
+        num_tokens = (num_tokens << shift) / block_bytes * plan.kv_block_size;
+        (void)snprintf(of_size, sizeof(of_size),
+                       ", which is %" PRId64 " in blocks of %" PRId32 " tokens and %" PRId64
+                       " bytes",
+                       num_tokens, plan.kv_block_size, block_bytes);
+    }
+    if (num_tokens < plan.context_size || num_tokens > IMBREX_MAX_KV_CACHE_TOKENS) {
+        output_error("--kv-cache: expected at least the context of %" PRId32
+                     " tokens, at most %d, found %s%s",
+                     plan.context_size, IMBREX_MAX_KV_CACHE_TOKENS, text, of_size);
         return EXIT_CODE_INPUT;
     }
-    *num_tokens = (int32_t)(num_blocks * plan.kv_block_size);
+    options->kv_cache_tokens = (int32_t)num_tokens;
     return EXIT_CODE_OK;
 }
 
@@ -316,7 +321,26 @@ static int read_kv_disk(const char *text, char folder[ENGINE_MAX_PATH_BYTES],
     return read_size("kv-disk", size, &options->kv_disk_bytes);
 }
 
-/* What a GPU is missed for names the option that asked for it. */
+/* The options of the command that take less memory with less: "; less is taken with less of
+ * --ctx-size". "": none. */
+static void name_remedies(char *text, size_t max_bytes)
+{
+    static const char *const fields[] = {"context_size", "kv_cache_tokens", "max_step_tokens",
+                                         "num_threads"};
+    size_t length = 0;
+
+    text[0] = '\0';
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]) && length < max_bytes; i++) {
+        const char *option = output_option_of(fields[i]);
+        if (option != NULL) {
+            length += (size_t)snprintf(text + length, max_bytes - length, "%s--%s",
+                                       length > 0 ? ", " : "; less is taken with less of ", option);
+        }
+    }
+}
+
+/* What a GPU is missed for names the option that asked for it, and what there is no memory for
+ * those that take less. */
 static int report_failure(const struct imbrex_engine_options *options, struct imbrex_error *err)
 {
     struct imbrex_error named = *err;
@@ -326,6 +350,12 @@ static int report_failure(const struct imbrex_engine_options *options, struct im
     if (is_missing && err->field == NULL && is_cuda(options->device)) {
         (void)snprintf(named.message, sizeof(named.message), "--device %s: %.*s", options->device,
                        (int)sizeof(named.message) - 32, err->message);
+    }
+    if (err->status == IMBREX_STATUS_OUT_OF_MEMORY) {
+        char remedies[96];
+        name_remedies(remedies, sizeof(remedies));
+        (void)snprintf(named.message, sizeof(named.message), "%.*s%s",
+                       (int)(sizeof(named.message) - sizeof(remedies)), err->message, remedies);
     }
     return output_library_error(&named);
 }
@@ -431,8 +461,8 @@ int engine_settings_choose_kv(const struct engine_settings *settings,
     int exit_code = engine_settings_check_policy("kv-policy", engine_settings_policy(settings));
 
     options->kv_policy = engine_settings_policy(settings);
-    if (exit_code == EXIT_CODE_OK && settings->kv_blocks != NULL) {
-        exit_code = read_kv_tokens(settings->kv_blocks, model, options, &options->kv_cache_tokens);
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = engine_settings_choose_kv_cache(settings, model, options);
     }
     if (exit_code == EXIT_CODE_OK) {
         exit_code = engine_settings_check_prefetch(settings, engine_settings_has_tiers(settings),

@@ -10,13 +10,13 @@
 #define ENGINE_MAX_PATH_BYTES 1024
 
 struct engine_settings {
-    struct option_integer threads;  /* 0: all */
-    struct option_integer cpu;      /* mask for imbrex_engine_options.cpu_features */
-    struct option_integer ctx_size; /* 0: chosen by the command */
-    const char *kv_policy;          /* NULL: ENGINE_KV_POLICY_DEFAULT */
-    const char *kv_blocks;          /* a number of blocks or a size; NULL: chosen by the command */
-    const char *kv_host;            /* a size; NULL: none */
-    const char *kv_disk;            /* DIR:SIZE[,zstd[=LEVEL]]; NULL: none */
+    struct option_integer threads;     /* 0: all */
+    struct option_integer cpu;         /* mask for imbrex_engine_options.cpu_features */
+    struct option_integer ctx_size;    /* 0: chosen by the command */
+    const char *kv_policy;             /* NULL: ENGINE_KV_POLICY_DEFAULT */
+    const char *kv_cache;              /* tokens or a size; NULL: chosen by the command */
+    const char *kv_host;               /* a size; NULL: none */
+    const char *kv_disk;               /* DIR:SIZE[,zstd[=LEVEL]]; NULL: none */
     struct option_integer kv_prefetch; /* percent */
     const char *kv_remote;             /* redis://...; NULL: none */
     const char *kv_remote_secret;      /* a file; NULL: none */
@@ -56,6 +56,7 @@ extern const struct option_choice engine_ablations[];
      .help = "where the model runs: cpu, cuda (the first GPU), cuda:N, " \
              "or auto, a GPU if there is one that can, and --cpu is "  \
              "not given",                                              \
+     .default_text = "auto",                                           \
      .offset = offsetof(settings, engine.device)}
 
 #define ENGINE_OPTION_COMPUTE(settings)                                \
@@ -194,16 +195,17 @@ extern const struct option_choice engine_ablations[];
      .max = IMBREX_MAX_RUNNING,                                        \
      .offset = offsetof(settings, max_running)}
 
-#define ENGINE_OPTION_KV_BLOCKS(settings)                              \
-    {.long_name = "kv-blocks",                                         \
+#define ENGINE_OPTION_KV_CACHE(settings, default_size)                 \
+    {.long_name = "kv-cache",                                          \
      .fields = "kv_cache_tokens",                                      \
      .argument = "N|SIZE",                                             \
      .type = OPTION_TYPE_STRING,                                       \
      .group = "Engine",                                                \
-     .help = "KV cache: a number of blocks, or a size with K, M, G "   \
-             "or T behind it, such as 512M (powers of 1024)",          \
-     .default_text = "one context",                                    \
-     .offset = offsetof(settings, engine.kv_blocks)}
+     .help = "KV cache: tokens of all that runs and of all that is "   \
+             "kept, or a size in memory with K, M, G or T behind it, " \
+             "such as 512M (powers of 1024)",                          \
+     .default_text = default_size,                                     \
+     .offset = offsetof(settings, engine.kv_cache)}
 
 #define ENGINE_OPTION_KV_WRITE(settings)                               \
     {.long_name = "kv-write",                                          \
@@ -285,7 +287,12 @@ int engine_settings_to_options(const struct engine_settings *settings, int32_t c
 /* Refuses a name that is no policy, with those that are; `option` is for the message. Returns an
  * exit code. */
 int engine_settings_check_policy(const char *option, const char *name);
-/* Sets what --kv-policy and --kv-blocks say, and what the next function does, after all other
+/* Sets the tokens that --kv-cache says, if it was given: after all other options that blocks and
+ * context depend on. Refuses fewer than a context. Returns an exit code. */
+int engine_settings_choose_kv_cache(const struct engine_settings *settings,
+                                    const struct imbrex_model *model,
+                                    struct imbrex_engine_options *options);
+/* Sets what --kv-policy and --kv-cache say, and what the next function does, after all other
  * options. Returns an exit code. */
 int engine_settings_choose_kv(const struct engine_settings *settings,
                               const struct imbrex_model *model,

@@ -7,11 +7,10 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <jansson.h>
 
 #include "cli/command.h"
 #include "cli/output.h"
@@ -23,10 +22,23 @@ const char *input_display_name(const char *path)
     return strcmp(path, "-") == 0 ? "standard input" : path;
 }
 
+const char *input_show_json(const json_t *value, char text[INPUT_SHOWN_BYTES])
+{
+    char *dumped = value != NULL ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT |
+                                                         JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9))
+                                 : NULL;
+    bool is_long = dumped != NULL && strlen(dumped) >= INPUT_SHOWN_BYTES;
+
+    (void)snprintf(text, INPUT_SHOWN_BYTES, "%.80s%s", dumped != NULL ? dumped : "none",
+                   is_long ? "..." : "");
+    free(dumped);
+    return text;
+}
+
 static int report_errno(const char *path, const char *action)
 {
     int cause = errno;
-    output_error("%s: cannot %s: %s", input_display_name(path), action, strerror(cause));
+    output_error("%s: cannot %s: %s", input_display_name(path), action, output_system_error(cause));
     return cause == ENOMEM ? EXIT_CODE_FAILURE : EXIT_CODE_INPUT;
 }
 

@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <jansson.h>
+
 /* The name of a path in messages. */
 const char *input_display_name(const char *path);
 
@@ -19,6 +21,10 @@ int input_read_file(const char *path, char **bytes, size_t *num_bytes);
 
 /* The same for a text of at most `max_bytes`, in which NUL bytes are refused. */
 int input_read_text(const char *path, size_t max_bytes, char **text, size_t *num_bytes);
+
+#define INPUT_SHOWN_BYTES 84 /* of 80, dots and a NUL */
+/* A value of a file as JSON, for what a message says was found: "none" for NULL. Returns `text`. */
+const char *input_show_json(const json_t *value, char text[INPUT_SHOWN_BYTES]);
 
 /* A JSON array of token ids, each in [0, vocab_size): *token_ids is [*num_tokens], freed by the
  * caller with free(). */

@@ -763,7 +763,11 @@ static void write_run(const struct page *page)
     write_text_parameter(page, "starts of sessions",
                          options->starts != NULL ? options->starts : "drawn, where not recorded");
     write_text_parameter(page, "timeline", options->is_live ? "live" : "frozen");
-    write_number_parameter(page, "tokens of a block", options->block_size);
+    if (options->block_size > 0) {
+        write_number_parameter(page, "tokens of a block", options->block_size);
+    } else {
+        write_text_parameter(page, "tokens of a block", "of each trace its own");
+    }
     write_number_parameter(page, "requests that run at once", options->num_slots);
     if (options->decode_s_per_token > 0) {
         write_number_parameter(page, "ms for an output token", 1e3 * options->decode_s_per_token);
@@ -812,8 +816,7 @@ int kv_report_format_html(const struct kv_report *report, char **text)
     }
     if (!is_written) {
         free(written);
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     *text = written;
     return EXIT_CODE_OK;

@@ -247,8 +247,8 @@ void kv_report_print_head(const struct kv_report *report)
     }
     output_printf("\n");
     print_label("replay");
-    output_printf("%s timeline, blocks of %" PRId32 " tokens, %" PRId32 " request%s at once,\n",
-                  options->is_live ? "live" : "frozen", options->block_size, options->num_slots,
+    output_printf("%s timeline, %" PRId32 " request%s at once,\n",
+                  options->is_live ? "live" : "frozen", options->num_slots,
                   output_plural((uint64_t)options->num_slots));
     print_label("");
     output_printf("the first %g %% of the requests not scored, seed %" PRIu64, 100 * options->warm,
@@ -265,6 +265,12 @@ void kv_report_print_head(const struct kv_report *report)
                       kv_format_tokens(number, tier->capacity_tokens), tier->tokens_per_s,
                       1e6 * tier->latency_s);
     }
+}
+
+const char *kv_report_early_text(const struct imbrex_kv_sim_trace *trace)
+{
+    return strcmp(trace->format, "weka") == 0 ? "left where they stand in their session"
+                                              : "put in order of time";
 }
 
 static void print_trace(const struct imbrex_kv_sim_trace *trace)
@@ -285,9 +291,15 @@ static void print_trace(const struct imbrex_kv_sim_trace *trace)
     }
     output_printf(" in %.0f s,\n", trace->span_s);
     print_label("");
-    output_printf("%s prompt tokens in %" PRId64 " full blocks; ids of %" PRId32 " tokens\n",
-                  kv_format_tokens(number, trace->num_tokens), trace->num_blocks,
-                  trace->trace_block_size);
+    output_printf(
+        "%s prompt tokens in %" PRId64 " full block%s of %" PRId32 ", ids of %" PRId32 " tokens\n",
+        kv_format_tokens(number, trace->num_tokens), trace->num_blocks,
+        output_plural((uint64_t)trace->num_blocks), trace->block_size, trace->trace_block_size);
+    if (trace->num_early > 0) {
+        print_label("order");
+        output_printf("%" PRId64 " request%s with a time before one above: %s\n", trace->num_early,
+                      output_plural((uint64_t)trace->num_early), kv_report_early_text(trace));
+    }
     if (trace->num_bad_lines > 0) {
         print_label("skipped");
         output_printf("%" PRId64 " line%s; the first is line %" PRId64 ": ", trace->num_bad_lines,
@@ -567,12 +579,13 @@ static json_t *json_options(const struct kv_report *report)
         capacities = append(capacities, json_integer(options->capacities[i]));
     }
     return json_pack(
-        "{s:o, s:o, s:f, s:o, s:i, s:i, s:o, s:o, s:f, s:s, s:o, s:b, s:b, s:o, s:b, s:o, "
+        "{s:o, s:o, s:f, s:o, s:o, s:i, s:o, s:o, s:f, s:s, s:o, s:b, s:b, s:o, s:b, s:o, "
         "s:o}",
         "traces", json_texts(options->traces, options->num_traces), "starts",
         report_text(options->starts), "session_span_s", options->session_span_s, "capacities",
-        capacities, "block_size", (int)options->block_size, "num_slots", (int)options->num_slots,
-        "decode_s_per_token",
+        capacities, "block_size",
+        options->block_size > 0 ? json_integer(options->block_size) : json_null(), "num_slots",
+        (int)options->num_slots, "decode_s_per_token",
         json_given(options->decode_s_per_token, options->decode_s_per_token > 0), "seed",
         json_integer((json_int_t)options->seed), "warm", options->warm, "timeline",
         options->is_live ? "live" : "frozen", "hint_error",
@@ -595,12 +608,14 @@ static json_t *json_bad_lines(const struct imbrex_kv_sim_trace *trace)
 
 static json_t *json_trace(const struct imbrex_kv_sim_trace *trace)
 {
-    return json_pack(
-        "{s:o, s:s, s:I, s:I, s:I, s:I, s:i, s:f, s:o}", "trace", report_text(trace->trace),
-        "format", trace->format, "num_requests", (json_int_t)trace->num_requests, "num_sessions",
-        (json_int_t)trace->num_sessions, "num_blocks", (json_int_t)trace->num_blocks, "num_tokens",
-        (json_int_t)trace->num_tokens, "trace_block_size", (int)trace->trace_block_size, "span_s",
-        trace->span_s, "bad_lines", json_bad_lines(trace));
+    return json_pack("{s:o, s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:f, s:o, s:I}", "trace",
+                     report_text(trace->trace), "format", trace->format, "num_requests",
+                     (json_int_t)trace->num_requests, "num_sessions",
+                     (json_int_t)trace->num_sessions, "num_blocks", (json_int_t)trace->num_blocks,
+                     "num_tokens", (json_int_t)trace->num_tokens, "trace_block_size",
+                     (int)trace->trace_block_size, "block_size", (int)trace->block_size, "span_s",
+                     trace->span_s, "bad_lines", json_bad_lines(trace), "early_requests",
+                     (json_int_t)trace->num_early);
 }
 
 static json_t *json_spread(const struct imbrex_kv_sim_spread *spread)

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "cli/kv_tier.h"
+#include "cli/tier_option.h"
 #include "imbrex_kv.h"
 
 /* How hard the traces were replayed. One of the two is given. */
@@ -21,9 +21,9 @@ struct kv_report {
     const struct imbrex_kv_sim_options *options; /* what all loads have in common */
     const struct kv_load *loads;                 /* [num_loads] */
     size_t num_loads;
-    const struct kv_tier *tiers; /* [options->num_tiers] */
-    double token_bytes;          /* of keys and values; 0: tables tell tokens */
-    const char *command_line;    /* that gives the same figures again */
+    const struct tier_option *tiers; /* [options->num_tiers] */
+    double token_bytes;              /* of keys and values; 0: tables tell tokens */
+    const char *command_line;        /* that gives the same figures again */
     bool was_interrupted;
 };
 
@@ -93,5 +93,8 @@ void kv_report_print_terms(const struct kv_report *report);
 /* *text is freed by the caller with free(). Exit codes; failures are reported. */
 int kv_report_format_json(const struct kv_report *report, char **text);
 int kv_report_format_html(const struct kv_report *report, char **text);
+
+/* What a replay has done with requests whose time is before one above them. Static. */
+const char *kv_report_early_text(const struct imbrex_kv_sim_trace *trace);
 
 #endif

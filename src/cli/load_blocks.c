@@ -3,6 +3,8 @@
  * than these are ignored.
  *   Mooncake  a request a line, blocks of 512 tokens, times that never fall:
  *             {"timestamp": ms, "input_length": N, "output_length": N, "hash_ids": [...]}
+ *   Bailian   the same in seconds, with a chat_id, and blocks of 16 tokens or of a block_size,
+ *             which load_blocks_write.c writes
  *   WEKA      a session a line, t in seconds from its begin, ids its own unless they are global:
  *             {"block_size": N, "hash_id_scope": "local", "requests": [
  *               {"t": s, "in": N, "out": N, "hash_ids": [...]},
@@ -11,6 +13,7 @@
  * are. Requests come when they came in the recording, however long the ones before take here. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +26,7 @@
 #include "cli/output.h"
 
 #define MOONCAKE_BLOCK_TOKENS 512
+#define BAILIAN_BLOCK_TOKENS 16
 #define MAX_TIME_S 9e9
 #define MAX_AGENT_DEPTH 8
 
@@ -32,7 +36,7 @@ struct block_trace {
     size_t line_number;
     size_t request_capacity, block_capacity;
     json_int_t trace_block_tokens; /* before scaling; 0: no line yet */
-    double first_s;                /* Mooncake */
+    double first_s;                /* Mooncake, Bailian */
     /* WEKA. */
     bool has_sessions;
     size_t num_sessions;
@@ -42,10 +46,14 @@ struct block_trace {
     size_t num_starts, start_capacity;
 };
 
-static int report_line(const struct block_trace *trace, const char *expected)
+/* found: NULL if it is not there. */
+static int report_field(const struct block_trace *trace, const char *field, const char *expected,
+                        const json_t *found)
 {
-    output_error("%s: line %zu: expected %s, found something else",
-                 input_display_name(trace->source->path), trace->line_number, expected);
+    char text[INPUT_SHOWN_BYTES];
+
+    output_error("%s: line %zu: %s: expected %s, found %s", input_display_name(trace->source->path),
+                 trace->line_number, field, expected, input_show_json(found, text));
     return EXIT_CODE_INPUT;
 }
 
@@ -84,11 +92,14 @@ static bool reserve(struct block_trace *trace, size_t num_blocks)
 }
 
 /* Blocks of all lines are of one size, scaled to whole tokens. */
-static int set_block_tokens(struct block_trace *trace, json_int_t block_tokens)
+static int set_block_tokens(struct block_trace *trace, const json_t *block_size,
+                            json_int_t otherwise)
 {
+    json_int_t block_tokens = block_size != NULL ? json_integer_value(block_size) : otherwise;
+
     if (block_tokens < 1 || block_tokens > IMBREX_MAX_CONTEXT_SIZE ||
         (trace->trace_block_tokens > 0 && trace->trace_block_tokens != block_tokens)) {
-        return report_line(trace, "a block_size of 1 or more, the same in all lines");
+        return report_field(trace, "block_size", "1 or more, the same in all lines", block_size);
     }
     trace->trace_block_tokens = block_tokens;
     trace->plan->block_tokens =
@@ -96,16 +107,26 @@ static int set_block_tokens(struct block_trace *trace, json_int_t block_tokens)
     return EXIT_CODE_OK;
 }
 
-/* Tokens of the trace, scaled, at least 1. False if it is no number of tokens. */
-static bool read_length(const struct block_trace *trace, const json_t *value, int64_t *num_tokens)
+/* What the fields of a request are called. */
+struct request_fields {
+    const char *input, *output;
+};
+
+/* Tokens of the trace, scaled, at least 1. */
+static int read_length(const struct block_trace *trace, const json_t *object, const char *field,
+                       int64_t *num_tokens)
 {
+    const json_t *value = json_object_get(object, field);
     json_int_t length = json_is_integer(value) ? json_integer_value(value) : -1;
+    char expected[64];
 
     if (length < 0 || length > IMBREX_MAX_CONTEXT_SIZE) {
-        return false;
+        (void)snprintf(expected, sizeof(expected), "a number of tokens from 0 to %d",
+                       IMBREX_MAX_CONTEXT_SIZE);
+        return report_field(trace, field, expected, value);
     }
     *num_tokens = (int64_t)fmax(round((double)length * trace->source->scale), 1);
-    return true;
+    return EXIT_CODE_OK;
 }
 
 static int append_blocks(struct block_trace *trace, const json_t *ids)
@@ -119,7 +140,7 @@ static int append_blocks(struct block_trace *trace, const json_t *ids)
     for (size_t i = 0; i < num_ids; i++) {
         const json_t *id = json_array_get(ids, i);
         if (!json_is_integer(id) || json_integer_value(id) < 0) {
-            return report_line(trace, "hash_ids of whole numbers from 0 on");
+            return report_field(trace, "hash_ids", "whole numbers of 0 or more", id);
         }
         plan->block_ids[plan->num_block_ids + i] =
             trace->id_space + (uint64_t)json_integer_value(id);
@@ -128,62 +149,87 @@ static int append_blocks(struct block_trace *trace, const json_t *ids)
     return EXIT_CODE_OK;
 }
 
-static int append_request(struct block_trace *trace, double arrival_s, const json_t *input_length,
-                          const json_t *output_length, const json_t *ids)
+/* Each full block of the input has an id. */
+static int check_ids(const struct block_trace *trace, json_int_t input_length, const json_t *ids)
+{
+    json_int_t num_blocks = input_length / trace->trace_block_tokens;
+
+    if (num_blocks > 0 && !json_is_array(ids)) {
+        return report_field(trace, "hash_ids", "an array", ids);
+    }
+    if ((json_int_t)json_array_size(ids) < num_blocks) {
+        output_error("%s: line %zu: hash_ids: expected %" JSON_INTEGER_FORMAT
+                     " or more, for %" JSON_INTEGER_FORMAT
+                     " tokens in blocks of %" JSON_INTEGER_FORMAT ", found %zu",
+                     input_display_name(trace->source->path), trace->line_number, num_blocks,
+                     input_length, trace->trace_block_tokens, json_array_size(ids));
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
+}
+
+static int append_request(struct block_trace *trace, double arrival_s, const json_t *object,
+                          const struct request_fields *fields)
 {
     struct load_plan *plan = trace->plan;
+    const json_t *ids = json_object_get(object, "hash_ids");
     struct load_request request = {.line_number = trace->line_number,
                                    .arrival_ns = (int64_t)(fmin(arrival_s, MAX_TIME_S) * 1e9),
                                    .first_block = plan->num_block_ids};
     int64_t num_prompt_tokens = 0, num_output_tokens = 0, num_ids = (int64_t)json_array_size(ids);
+    int exit_code = read_length(trace, object, fields->input, &num_prompt_tokens);
 
-    if (!read_length(trace, input_length, &num_prompt_tokens) ||
-        !read_length(trace, output_length, &num_output_tokens)) {
-        return report_line(trace, "the lengths of input and output in tokens");
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code = read_length(trace, object, fields->output, &num_output_tokens);
     }
-    if (num_ids < json_integer_value(input_length) / trace->trace_block_tokens) {
-        return report_line(trace, "hash_ids, one for each full block of the input");
+    if (exit_code == EXIT_CODE_OK) {
+        exit_code =
+            check_ids(trace, json_integer_value(json_object_get(object, fields->input)), ids);
     }
-    if (num_ids == 0) {
-        return EXIT_CODE_OK; /* shorter than a block: nothing is known of it */
+    if (exit_code != EXIT_CODE_OK || num_ids == 0) {
+        return exit_code; /* without ids shorter than a block: nothing is known of it */
     }
     if (num_prompt_tokens > num_ids * plan->block_tokens) {
         num_prompt_tokens = num_ids * plan->block_tokens;
     }
     request.num_prompt_tokens = (int32_t)num_prompt_tokens;
     request.num_output_tokens = (int32_t)num_output_tokens;
-    int exit_code = append_blocks(trace, ids);
+    exit_code = append_blocks(trace, ids);
     if (exit_code == EXIT_CODE_OK) {
         plan->requests[plan->count++] = request;
     }
     return exit_code;
 }
 
-/* ---- Mooncake -------------------------------------------------------------------------------- */
+/* ---- Mooncake and Bailian -------------------------------------------------------------------- */
 
-static int take_mooncake(struct block_trace *trace, const json_t *object)
+static int take_single(struct block_trace *trace, const json_t *object)
 {
+    static const struct request_fields fields = {"input_length", "output_length"};
     const struct load_plan *plan = trace->plan;
+    bool is_bailian = json_object_get(object, "chat_id") != NULL;
     const json_t *timestamp = json_object_get(object, "timestamp");
-    double time_s = json_is_number(timestamp) ? json_number_value(timestamp) / 1e3 : -1;
+    double time_s =
+        json_is_number(timestamp) ? json_number_value(timestamp) / (is_bailian ? 1 : 1e3) : -1;
 
     if (!(time_s >= 0 && time_s <= MAX_TIME_S)) {
-        return report_line(trace, "a timestamp in [0, 9e12] ms");
+        return report_field(
+            trace, "timestamp",
+            is_bailian ? "a number of s in [0, 9e9]" : "a number of ms in [0, 9e12]", timestamp);
     }
     if (plan->count == 0) {
         trace->first_s = time_s;
     }
     int64_t before_ns = plan->count > 0 ? plan->requests[plan->count - 1].arrival_ns : 0;
     if ((int64_t)((time_s - trace->first_s) * 1e9) < before_ns) {
-        return report_line(trace, "a timestamp not before that of the line above");
+        return report_field(trace, "timestamp", "a time not before that of the line above",
+                            timestamp);
     }
-    int exit_code = set_block_tokens(trace, MOONCAKE_BLOCK_TOKENS);
-    if (exit_code == EXIT_CODE_OK) {
-        exit_code = append_request(
-            trace, time_s - trace->first_s, json_object_get(object, "input_length"),
-            json_object_get(object, "output_length"), json_object_get(object, "hash_ids"));
-    }
-    return exit_code;
+    int exit_code = set_block_tokens(trace, json_object_get(object, "block_size"),
+                                     is_bailian ? BAILIAN_BLOCK_TOKENS : MOONCAKE_BLOCK_TOKENS);
+    return exit_code == EXIT_CODE_OK
+               ? append_request(trace, time_s - trace->first_s, object, &fields)
+               : exit_code;
 }
 
 /* ---- WEKA ------------------------------------------------------------------------------------ */
@@ -199,10 +245,17 @@ static double read_time(const json_t *value, double units_a_second)
 static int take_list(struct block_trace *trace, const json_t *requests, double begin_s,
                      int32_t depth)
 {
+    static const struct request_fields fields = {"in", "out"};
     int exit_code = EXIT_CODE_OK;
 
-    if (!json_is_array(requests) || depth > MAX_AGENT_DEPTH) {
-        return report_line(trace, "an array of requests, not nested too deeply");
+    if (!json_is_array(requests)) {
+        return report_field(trace, "requests", "an array", requests);
+    }
+    if (depth > MAX_AGENT_DEPTH) {
+        output_error("%s: line %zu: requests: expected at most %d subagents in one another, found "
+                     "more",
+                     input_display_name(trace->source->path), trace->line_number, MAX_AGENT_DEPTH);
+        return EXIT_CODE_INPUT;
     }
     for (size_t i = 0; i < json_array_size(requests) && exit_code == EXIT_CODE_OK; i++) {
         const json_t *element = json_array_get(requests, i);
@@ -213,9 +266,7 @@ static int take_list(struct block_trace *trace, const json_t *requests, double b
             exit_code = take_list(trace, json_object_get(element, "requests"),
                                   at_s > begin_s ? at_s : begin_s, depth + 1);
         } else {
-            exit_code = append_request(trace, at_s, json_object_get(element, "in"),
-                                       json_object_get(element, "out"),
-                                       json_object_get(element, "hash_ids"));
+            exit_code = append_request(trace, at_s, element, &fields);
         }
     }
     return exit_code;
@@ -242,8 +293,7 @@ static int take_weka(struct block_trace *trace, const json_t *object)
     trace->num_sessions++;
     /* An odd factor keeps the spaces of the sessions apart. */
     trace->id_space = is_global ? 0 : trace->num_sessions * UINT64_C(0x9e3779b97f4a7c15);
-    int exit_code =
-        set_block_tokens(trace, json_integer_value(json_object_get(object, "block_size")));
+    int exit_code = set_block_tokens(trace, json_object_get(object, "block_size"), 0);
     if (exit_code == EXIT_CODE_OK) {
         exit_code = take_list(trace, json_object_get(object, "requests"), begin_s, 0);
     }
@@ -261,8 +311,9 @@ static int take_start(void *user, const char *line, size_t num_bytes, size_t lin
         return EXIT_CODE_OK;
     }
     if (end != line + num_bytes || !(start_s >= 0 && start_s <= MAX_TIME_S)) {
-        output_error("%s: line %zu: expected a start in [0, 9e9] s, found something else",
-                     trace->source->starts, line_number);
+        output_error("%s: line %zu: expected a start in [0, 9e9] s, found \"%.*s\"",
+                     trace->source->starts, line_number, (int)(num_bytes < 80 ? num_bytes : 80),
+                     line);
         return EXIT_CODE_INPUT;
     }
     if (trace->num_starts == trace->start_capacity) {
@@ -291,13 +342,15 @@ static int take_line(void *user, const char *line, size_t num_bytes, size_t line
         return EXIT_CODE_OK;
     }
     json_t *object = json_loadb(line, num_bytes, 0, &error);
-    if (object == NULL) {
-        output_error("%s: line %zu: expected a JSON object, found none: %s",
-                     input_display_name(trace->source->path), line_number, error.text);
+    if (!json_is_object(object)) {
+        output_error("%s: line %zu: expected a JSON object, found %s",
+                     input_display_name(trace->source->path), line_number,
+                     object != NULL ? "another value" : error.text);
+        json_decref(object);
         return EXIT_CODE_INPUT;
     }
     bool is_session = json_object_get(object, "requests") != NULL;
-    int exit_code = is_session ? take_weka(trace, object) : take_mooncake(trace, object);
+    int exit_code = is_session ? take_weka(trace, object) : take_single(trace, object);
     json_decref(object);
     return exit_code;
 }
@@ -358,16 +411,33 @@ static int compare_rising(const void *a, const void *b)
 int64_t load_plan_distinct_tokens(const struct load_plan *plan)
 {
     uint64_t *ids = malloc((plan->num_block_ids + 1) * sizeof(*ids));
+    bool *is_used = calloc(plan->num_block_ids + 1, sizeof(*is_used));
     int64_t num_distinct = 0;
+    size_t num_ids = 0;
 
-    if (ids == NULL) {
+    if (ids == NULL || is_used == NULL) {
+        free(ids);
+        free(is_used);
         return 0;
     }
-    memcpy(ids, plan->block_ids, plan->num_block_ids * sizeof(*ids));
-    qsort(ids, plan->num_block_ids, sizeof(*ids), compare_rising);
+    /* Prompts may lie in one another, and those that were cut or left out have ids all the same. */
+    for (size_t i = 0; i < plan->count; i++) {
+        const struct load_request *request = &plan->requests[i];
+        int32_t num_tokens = request->num_prompt_tokens + plan->block_tokens - 1;
+        for (int32_t block = 0; block < num_tokens / plan->block_tokens; block++) {
+            is_used[request->first_block + (size_t)block] = true;
+        }
+    }
     for (size_t i = 0; i < plan->num_block_ids; i++) {
+        if (is_used[i]) {
+            ids[num_ids++] = plan->block_ids[i];
+        }
+    }
+    qsort(ids, num_ids, sizeof(*ids), compare_rising);
+    for (size_t i = 0; i < num_ids; i++) {
         num_distinct += i == 0 || ids[i] != ids[i - 1];
     }
+    free(is_used);
     free(ids);
     return num_distinct * plan->block_tokens;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A load as a trace in the format of Bailian, a request a line:
  *   {"chat_id": N, "parent_chat_id": -1, "timestamp": s, "input_length": N, "output_length": N,
- *    "turn": 1, "hash_ids": [one for each full block of the prompt]}
+ *    "turn": 1, "block_size": N, "hash_ids": [one for each full block of the prompt]}
+ * The block_size is the engine's, and so that of the ids: imbrex kv-sim replays with it.
  * No request says which conversation it belongs to: the plan does not know. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -39,9 +40,10 @@ static void write_request(const struct load_plan *plan, size_t request_idx, int3
 
     fprintf(file,
             "{\"chat_id\": %zu, \"parent_chat_id\": -1, \"timestamp\": %.6f, \"input_length\": "
-            "%" PRId32 ", \"output_length\": %" PRId32 ", \"turn\": 1, \"hash_ids\": [",
+            "%" PRId32 ", \"output_length\": %" PRId32 ", \"turn\": 1, \"block_size\": %" PRId32
+            ", \"hash_ids\": [",
             request_idx, (double)request->arrival_ns / 1e9, request->num_prompt_tokens,
-            request->num_output_tokens);
+            request->num_output_tokens, block_size);
     for (int32_t i = 0; i < request->num_prompt_tokens / block_size; i++) {
         fprintf(file, "%s%" PRIu64, i > 0 ? ", " : "",
                 block_id(plan, request, i * block_size, block_size));
@@ -67,7 +69,7 @@ int load_plan_write_blocks(const struct load_plan *plan, const char *path, int32
     int exit_code = EXIT_CODE_OK;
     /* The writers of reports end a text with a line end of their own. */
     text[num_bytes > 0 ? num_bytes - 1 : 0] = '\0';
-    if (strcmp(path, "-") == 0) {
+    if (report_is_dash(path)) {
         output_printf("%s\n", text);
     } else {
         exit_code = report_open(path, &target);

@@ -187,8 +187,7 @@ int load_plan_create(struct load_plan *plan, size_t count, const struct load_len
     uint64_t state = begin_stream(seed, STREAM_LENGTHS, 0);
 
     if (requests == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     for (size_t i = 0; i < count; i++) {
         requests[i].num_prompt_tokens = draw_length(prompts, &state);
@@ -297,8 +296,7 @@ static int draw_sessions(struct load_plan *plan, const struct load_sessions *ses
         struct load_request *requests =
             realloc(plan->requests, (plan->count + num_turns) * sizeof(*requests));
         if (requests == NULL) {
-            output_error("out of memory");
-            return EXIT_CODE_FAILURE;
+            return output_out_of_memory();
         }
         plan->requests = requests;
         if (!draw_session(plan, sessions, num_turns, begin_s, &state)) {
@@ -308,8 +306,7 @@ static int draw_sessions(struct load_plan *plan, const struct load_sessions *ses
             return EXIT_CODE_INPUT;
         }
         if (!append_session(plan, sessions, i)) {
-            output_error("out of memory");
-            return EXIT_CODE_FAILURE;
+            return output_out_of_memory();
         }
         begin_s += load_plan_draw_gap(plan->seed, i, sessions->session_rate);
     }

@@ -91,7 +91,7 @@ struct load_block_source {
     double scale;              /* of all numbers of tokens */
 };
 
-/* Takes block ids, lengths and times from a Mooncake or WEKA trace (see load_blocks.c). */
+/* Takes block ids, lengths and times from a Mooncake, Bailian or WEKA trace (see load_blocks.c). */
 int load_plan_read_blocks(struct load_plan *plan, const struct load_block_source *source,
                           uint64_t seed);
 /* The load as a trace whose blocks have block_size tokens (see load_blocks_write.c). Prompts are

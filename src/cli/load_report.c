@@ -243,10 +243,12 @@ static void print_tiers(const struct imbrex_memory_plan *plan, const struct load
     print_number("", (double)result->kv_wait_ns / 1e6, " ms");
     output_printf("; %" PRIu64 " requests ran while theirs came up\n", result->num_kv_layered);
     print_label("");
+    uint64_t num_down = result->num_kv_demoted + result->num_kv_written;
     output_printf("%" PRIu64 " block%s copied down, %" PRIu64
+                  " of them while the KV cache kept them; %" PRIu64
                   " gone for want of room below, %" PRIu64 " lost by faults\n",
-                  result->num_kv_demoted, output_plural(result->num_kv_demoted),
-                  result->num_kv_lost, result->num_kv_faults);
+                  num_down, output_plural(num_down), result->num_kv_written, result->num_kv_lost,
+                  result->num_kv_faults);
     print_label("");
     print_number("a block takes ", (double)result->kv_block_ns / 1e3, " us");
     print_number(" to come up from RAM, ", (double)result->kv_recompute_ns / 1e3, " us");
@@ -477,7 +479,7 @@ static json_t *json_result(const struct load_result *result)
 {
     json_t *root = json_pack(
         "{s:o, s:o, s:o, s:o, s:s?, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:o, s:o, "
-        "s:o, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}",
+        "s:o, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}",
         "completed", json_count(result->num_completed), "failed", json_count(result->num_failed),
         "cancelled", json_count(result->num_cancelled), "good", json_count(result->num_good),
         "first_failure", result->first_failure[0] != '\0' ? result->first_failure : NULL,
@@ -495,12 +497,13 @@ static json_t *json_result(const struct load_result *result)
         json_count(result->num_cached_tokens), "cached_share", cached_share(result), "host_tokens",
         json_count(result->num_host_tokens), "disk_tokens", json_count(result->num_disk_tokens),
         "remote_tokens", json_count(result->num_remote_tokens), "kv_demoted",
-        json_count(result->num_kv_demoted), "kv_lost", json_count(result->num_kv_lost), "kv_faults",
-        json_count(result->num_kv_faults), "kv_wait_ns", json_count(result->kv_wait_ns),
-        "kv_layered", json_count(result->num_kv_layered), "kv_ahead",
-        json_count(result->num_kv_ahead), "kv_ahead_used", json_count(result->num_kv_ahead_used),
-        "kv_ahead_wasted", json_count(result->num_kv_ahead_wasted), "kv_block_ns",
-        (json_int_t)result->kv_block_ns, "kv_recompute_ns", (json_int_t)result->kv_recompute_ns);
+        json_count(result->num_kv_demoted), "kv_written", json_count(result->num_kv_written),
+        "kv_lost", json_count(result->num_kv_lost), "kv_faults", json_count(result->num_kv_faults),
+        "kv_wait_ns", json_count(result->kv_wait_ns), "kv_layered",
+        json_count(result->num_kv_layered), "kv_ahead", json_count(result->num_kv_ahead),
+        "kv_ahead_used", json_count(result->num_kv_ahead_used), "kv_ahead_wasted",
+        json_count(result->num_kv_ahead_wasted), "kv_block_ns", (json_int_t)result->kv_block_ns,
+        "kv_recompute_ns", (json_int_t)result->kv_recompute_ns);
 
     for (size_t i = 0; i < NUM_MEASURES && root != NULL; i++) {
         if (json_object_set_new(root, measures[i].key, json_summary(measure_of(result, i))) != 0) {

@@ -419,8 +419,7 @@ static int summarize(const struct load_runner *runner, struct load_result *resul
 
     if (!init_measures(runner, &measures)) {
         release_measures(&measures);
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     for (size_t i = 0; i < runner->plan->count; i++) {
         const struct record *record = &runner->records[i];
@@ -469,6 +468,7 @@ static void take_growth(const struct imbrex_engine_metrics *before,
     result->num_disk_tokens = after->num_disk_tokens - before->num_disk_tokens;
     result->num_remote_tokens = after->num_remote_tokens - before->num_remote_tokens;
     result->num_kv_demoted = after->num_kv_demoted - before->num_kv_demoted;
+    result->num_kv_written = after->num_kv_written - before->num_kv_written;
     result->num_kv_lost = after->num_kv_lost - before->num_kv_lost;
     result->num_kv_faults = after->num_kv_faults - before->num_kv_faults;
     result->num_kv_layered = after->num_kv_layered - before->num_kv_layered;
@@ -551,15 +551,14 @@ static int run_started(struct load_runner *runner, struct load_result *result)
 static int run_prepared(struct load_runner *runner, struct load_result *result)
 {
     if (!prepare_records(runner) || pthread_mutex_init(&runner->lock, NULL) != 0) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     int exit_code = EXIT_CODE_FAILURE;
     if (init_condition(&runner->ended)) {
         exit_code = run_started(runner, result);
         pthread_cond_destroy(&runner->ended);
     } else {
-        output_error("out of memory");
+        (void)output_out_of_memory();
     }
     pthread_mutex_destroy(&runner->lock);
     return exit_code;

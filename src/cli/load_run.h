@@ -53,7 +53,7 @@ struct load_result {
     /* Prompt tokens that the prefix cache was asked for, and those it had. */
     uint64_t num_queried_tokens, num_cached_tokens, num_host_tokens, num_disk_tokens,
         num_remote_tokens;
-    uint64_t num_kv_demoted, num_kv_lost, num_kv_faults, kv_wait_ns;
+    uint64_t num_kv_demoted, num_kv_written, num_kv_lost, num_kv_faults, kv_wait_ns;
     uint64_t num_kv_layered;
     uint64_t num_kv_ahead, num_kv_ahead_used, num_kv_ahead_wasted;
     int64_t kv_block_ns, kv_recompute_ns; /* as the engine had them at the end */

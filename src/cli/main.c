@@ -36,7 +36,7 @@ static void print_overview(void)
         "An option that is given twice counts as it was given last, unless its help says\n"
         "that it may be given several times.\n\n"
         "Exit codes: 0 success, 1 failure (memory, output), 2 bad arguments or input,\n"
-        "130 ended by Ctrl-C, 141 whoever read the output went away.\n\n"
+        "130 ended by Ctrl-C, 143 by SIGTERM, 141 whoever read the output went away.\n\n"
         "Try: imbrex run -p \"Once upon a time\"\n");
 }
 
@@ -173,8 +173,7 @@ static int command_main(const struct command *command, int argc, char **argv)
     void *settings = malloc(command->settings_bytes);
 
     if (settings == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     memcpy(settings, command->defaults, command->settings_bytes);
     switch (options_parse(&command->options, argc, argv, settings, &first_operand)) {
@@ -199,8 +198,8 @@ static int command_main(const struct command *command, int argc, char **argv)
 static int subcommand_main(const struct command *command, int argc, char **argv)
 {
     if (argc < 2) {
-        output_error("%s: no command given behind it; see imbrex %s --help", command->name,
-                     command->name);
+        output_error("%s: expected a command behind it, found none; see imbrex %s --help",
+                     command->name, command->name);
         return EXIT_CODE_INPUT;
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
@@ -218,7 +217,7 @@ static int subcommand_main(const struct command *command, int argc, char **argv)
 static int dispatch(int argc, char **argv)
 {
     if (argc < 2) {
-        output_error("no command given; see imbrex --help");
+        output_error("expected a command, found none; see imbrex --help");
         return EXIT_CODE_INPUT;
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||

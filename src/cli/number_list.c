@@ -28,7 +28,8 @@ int number_list_parse(const char *command, const char *option, const char *text,
             return EXIT_CODE_INPUT;
         }
         if (list->count == NUMBER_LIST_MAX) {
-            output_error("%s: %s: expected at most %d numbers", command, option, NUMBER_LIST_MAX);
+            output_error("%s: %s: expected at most %d numbers, found more", command, option,
+                         NUMBER_LIST_MAX);
             return EXIT_CODE_INPUT;
         }
         list->values[list->count++] = (int32_t)value;

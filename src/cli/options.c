@@ -3,6 +3,7 @@
  * own messages are off, so that every error reads alike and names what was expected. */
 #include "cli/options.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>
@@ -15,7 +16,7 @@
 
 #define HELP_COLUMNS 80
 #define HELP_LEFT_COLUMNS 26
-#define MAX_OPTIONS 40
+#define MAX_OPTIONS 64
 /* Of any int64_t, and of any double in %g. */
 #define NUMBER_TEXT_BYTES 32
 /* getopt's value for the long option at index i is FIRST_LONG_VALUE + i, above every character. */
@@ -162,7 +163,7 @@ static enum options_result option_store(const char *command, const struct option
         struct option_strings *strings = target;
         const char **values = realloc(strings->values, (strings->count + 1) * sizeof(*values));
         if (values == NULL) {
-            output_error("out of memory");
+            (void)output_out_of_memory();
             return OPTIONS_RESULT_OUT_OF_MEMORY;
         }
         values[strings->count] = text;
@@ -336,7 +337,8 @@ enum options_result options_parse(const struct option_table *table, int argc, ch
     char short_options[2 * MAX_OPTIONS + 3] = ":h";
     size_t num_short = 2;
 
-    for (size_t i = 0; i < table->count && i < MAX_OPTIONS; i++) {
+    assert(table->count <= MAX_OPTIONS);
+    for (size_t i = 0; i < table->count; i++) {
         const struct option_spec *option = &table->options[i];
         bool has_argument = option->type != OPTION_TYPE_FLAG;
         long_options[i] = (struct option){.name = option->long_name,
@@ -493,7 +495,7 @@ bool options_print_help(const struct option_table *table, const void *defaults)
             output_printf("\n%s:\n", group);
         }
         if (value != NULL && asprintf(&help, "%s [default: %s]", option->help, value) < 0) {
-            output_error("out of memory");
+            (void)output_out_of_memory();
             return false;
         }
         print_option(option->long_name, option->short_name, option->argument,

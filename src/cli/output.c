@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "cli/command.h"
@@ -58,15 +59,49 @@ void output_name_fields(output_field_fn *name)
     field_name = name;
 }
 
+const char *output_option_of(const char *field)
+{
+    return field_name != NULL ? field_name(field) : NULL;
+}
+
+/* What ulimit says, if it does: memory may be out although the machine has more. */
+static const char *memory_limit(char *text, size_t max_bytes)
+{
+    struct rlimit limit;
+
+    text[0] = '\0';
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        (void)snprintf(text, max_bytes, "; ulimit -v lets this process have %llu KiB",
+                       (unsigned long long)limit.rlim_cur / 1024);
+    }
+    return text;
+}
+
+int output_out_of_memory(void)
+{
+    char limit[64];
+
+    output_error("out of memory%s", memory_limit(limit, sizeof(limit)));
+    return EXIT_CODE_FAILURE;
+}
+
+const char *output_system_error(int error)
+{
+    return error == EMFILE ? "Too many open files (ulimit -n says how many this process may have)"
+                           : strerror(error);
+}
+
 int output_library_error(const struct imbrex_error *err)
 {
     const char *message = err->message[0] != '\0' ? err->message : imbrex_status_text(err->status);
 
-    bool has_name = err->field != NULL && field_name != NULL;
-    const char *option = has_name ? field_name(err->field) : NULL;
+    const char *option = err->field != NULL ? output_option_of(err->field) : NULL;
 
     if (option != NULL) {
         output_error("--%s%s", option, message + strlen(err->field));
+    } else if (err->status == IMBREX_STATUS_OUT_OF_MEMORY) {
+        char limit[64];
+        output_error("%s%s", message, memory_limit(limit, sizeof(limit)));
     } else {
         output_error("%s", message);
     }
@@ -187,7 +222,7 @@ int output_finish(int exit_code)
     if (first_write_errno == EPIPE) {
         return exit_code == EXIT_CODE_INPUT ? exit_code : EXIT_CODE_SIGNAL + SIGPIPE;
     }
-    output_error("standard output: %s", strerror(first_write_errno));
+    output_error("standard output: %s", output_system_error(first_write_errno));
     return exit_code == EXIT_CODE_OK || exit_code >= EXIT_CODE_SIGNAL ? EXIT_CODE_FAILURE
                                                                       : exit_code;
 }

@@ -20,6 +20,8 @@ typedef const char *output_field_fn(const char *field);
 void output_name_fields(output_field_fn *name);
 /* Reports an error of the library. Returns the exit code that goes with its status. */
 int output_library_error(const struct imbrex_error *err);
+/* Reports it, with the limit of the process, if there is one. Returns EXIT_CODE_FAILURE. */
+int output_out_of_memory(void);
 /* An imbrex_log_fn that prints warnings. */
 void output_log(void *user, enum imbrex_log_level level, const char *message);
 
@@ -47,5 +49,10 @@ static inline const char *output_plural(uint64_t count)
 #define SIZE_TEXT_BYTES 48
 /* "1.5 MiB (1572864 bytes)"; "12 bytes" under one KiB. Returns `text`. */
 const char *output_format_size(char text[SIZE_TEXT_BYTES], size_t num_bytes);
+
+/* The running command's option for a field of the library's options; NULL: it has none. */
+const char *output_option_of(const char *field);
+/* The text of an errno value, with the remedy where a limit of the process was met. */
+const char *output_system_error(int error);
 
 #endif

@@ -53,7 +53,7 @@ static char *dump(const json_t *root, size_t num_digits)
         root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(num_digits)) : NULL;
 
     if (text == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
     }
     return text;
 }
@@ -77,6 +77,20 @@ int report_print(json_t *root, size_t num_digits)
     return exit_code;
 }
 
+bool report_is_dash(const char *path)
+{
+    return path != NULL && strcmp(path, "-") == 0;
+}
+
+int report_check_name(const char *command, const char *option, const char *path)
+{
+    if (path != NULL && path[0] == '\0') {
+        output_error("%s: --%s: expected the name of a file or -, found \"\"", command, option);
+        return EXIT_CODE_INPUT;
+    }
+    return EXIT_CODE_OK;
+}
+
 int report_open(const char *path, FILE **file)
 {
     /* A file that was not there is gone again until the report is: a run that fails leaves none. */
@@ -88,7 +102,7 @@ int report_open(const char *path, FILE **file)
     }
     *file = fd >= 0 ? fdopen(fd, "a") : NULL;
     if (*file == NULL) {
-        output_error("%s: cannot write: %s", path, strerror(errno));
+        output_error("%s: cannot write: %s", path, output_system_error(errno));
         if (fd >= 0) {
             (void)close(fd);
         }
@@ -104,8 +118,7 @@ int report_write_text(const char *path, FILE *file, const char *text)
     char *lines = malloc(length + 2);
 
     if (lines == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     memcpy(lines, text, length);
     memcpy(lines + length, "\n", 2);
@@ -115,7 +128,7 @@ int report_write_text(const char *path, FILE *file, const char *text)
     bool is_written = is_regular ? replace_file(path, lines, length + 1)
                                  : fputs(lines, file) >= 0 && fflush(file) == 0;
     if (!is_written) {
-        output_error("%s: cannot write: %s", path, strerror(errno));
+        output_error("%s: cannot write: %s", path, output_system_error(errno));
     }
     free(lines);
     return is_written ? EXIT_CODE_OK : EXIT_CODE_FAILURE;

@@ -4,6 +4,7 @@
 #define IMBREX_CLI_REPORT_HEADER_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 /* {"cpu", "num_cpus", "version", "commit"}; NULL if memory is out. */
@@ -12,6 +13,11 @@ json_t *report_machine(void);
 json_t *report_header(const char *benchmark);
 /* A path need not be UTF-8, which JSON is: then, and for NULL, it is null. */
 json_t *report_text(const char *text);
+/* Whether a path is "-", which stands for standard output or input; NULL is not. */
+bool report_is_dash(const char *path);
+/* Refuses "" for the name of a file; NULL passes. `command` and `option` are for the message.
+ * Returns an exit code. */
+int report_check_name(const char *command, const char *option, const char *path);
 /* Opens a file that is to be replaced at the end, so that a name that cannot be written costs no
  * run. One that is not there is not made before the end. Returns an exit code. */
 int report_open(const char *path, FILE **file);

@@ -19,7 +19,8 @@ enum roof_kind {
 
 struct roofs;
 
-/* Memory to read, several times what caches hold. Returns an exit code. */
+/* Memory to read, several times what caches hold, and the fastest way to: as one stream or as
+ * several. Returns an exit code. */
 IMBREX_API int roofs_create(int32_t num_threads, struct roofs **roofs);
 IMBREX_API void roofs_destroy(struct roofs *roofs);
 /* One measurement of some 20 ms, in units a second; 0 if the machine has no such instructions. The
@@ -28,7 +29,8 @@ IMBREX_API double roofs_measure(struct roofs *roofs, enum roof_kind kind);
 
 /* "read", "fp32", "bf16", "int8". */
 IMBREX_API const char *roof_kind_name(enum roof_kind kind);
-/* The instructions that are measured, such as "AVX-512 FMA"; NULL if the machine has none. */
-IMBREX_API const char *roof_instructions(enum roof_kind kind);
+/* The instructions that are measured, such as "AVX-512 FMA"; NULL if the machine has none. Without
+ * roofs (NULL) the way to read is that of one stream. */
+IMBREX_API const char *roof_instructions(const struct roofs *roofs, enum roof_kind kind);
 
 #endif

@@ -26,8 +26,7 @@ int score_windows(struct imbrex_engine *engine, const int32_t *token_ids, size_t
 
     *score = (struct score){0};
     if (nll == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     for (size_t begin = 0; exit_code == EXIT_CODE_OK && num_tokens - begin >= 2;) {
         size_t count = num_tokens - begin < window ? num_tokens - begin : window;

@@ -28,6 +28,19 @@ static void release_warnings(struct session *session, bool is_needed)
     session->held_warnings = NULL;
 }
 
+int session_open(const char *path, struct imbrex_model **model)
+{
+    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
+    struct imbrex_model_options options = imbrex_model_options_default();
+
+    options.log = output_log;
+    if (imbrex_model_open(path, &options, model, &err) != IMBREX_STATUS_OK) {
+        return output_library_error(&err);
+    }
+    signals_set_model(*model);
+    return EXIT_CODE_OK;
+}
+
 int session_open_model(struct session *session, const char *model)
 {
     struct imbrex_error err = {0};

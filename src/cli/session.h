@@ -17,6 +17,10 @@ struct session {
     struct imbrex_engine *engine;
 };
 
+/* A model that is measured, scored or looked at: its warnings are printed as they come, and signals
+ * know of it until signals_set_model(NULL). `path` is NULL for the built-in one. */
+int session_open(const char *path, struct imbrex_model **model);
+
 /* `model` is the operand, NULL if omitted. The session must be closed also after a failure. */
 int session_open_model(struct session *session, const char *model);
 /* Context where no more is asked for, and room for text of which nobody says how long it gets. */

@@ -190,9 +190,10 @@ void speed_report_print_row(const struct speed_model *model, const struct speed_
     (void)output_flush();
 }
 
-void speed_report_print_roofs(const json_t *rows, bool is_gpu)
+void speed_report_print_roofs(const json_t *rows)
 {
     double best[ROOF_KIND_COUNT] = {0.0};
+    const char *instructions[ROOF_KIND_COUNT] = {NULL};
     const json_t *row, *sample;
     size_t row_idx, sample_idx;
     int num_roofs = 0;
@@ -205,8 +206,10 @@ void speed_report_print_roofs(const json_t *rows, bool is_gpu)
         json_array_foreach(json_object_get(roof, "samples"), sample_idx, sample)
         {
             for (int i = 0; i < ROOF_KIND_COUNT && kind != NULL && is_measured; i++) {
-                if (strcmp(kind, roof_kind_name((enum roof_kind)i)) == 0) {
-                    best[i] = fmax(best[i], json_real_value(sample));
+                if (strcmp(kind, roof_kind_name((enum roof_kind)i)) == 0 &&
+                    json_real_value(sample) > best[i]) {
+                    best[i] = json_real_value(sample);
+                    instructions[i] = json_string_value(json_object_get(roof, "instructions"));
                 }
             }
         }
@@ -215,8 +218,7 @@ void speed_report_print_roofs(const json_t *rows, bool is_gpu)
         if (best[i] > 0.0) {
             output_printf("%sroof %s: at best %.1f %s (%s)\n", num_roofs++ == 0 ? "\n" : "",
                           roof_kind_name((enum roof_kind)i), best[i] / 1e9,
-                          i == ROOF_KIND_READ ? "GB/s" : "Gop/s",
-                          is_gpu ? GPU_READ : roof_instructions((enum roof_kind)i));
+                          i == ROOF_KIND_READ ? "GB/s" : "Gop/s", instructions[i]);
         }
     }
 }
@@ -241,7 +243,7 @@ static json_t *json_roof(const struct speed_result *result, bool is_gpu)
     json_t *samples = json_array();
     bool is_measured = !is_gpu || result->roof == ROOF_KIND_READ;
     const char *instructions =
-        is_gpu ? (is_measured ? GPU_READ : GPU_PEAK) : roof_instructions(result->roof);
+        is_gpu ? (is_measured ? GPU_READ : GPU_PEAK) : result->roof_instructions;
 
     if (result->num_samples == 0 || result->roof_rates[0] <= 0.0) {
         json_decref(samples);

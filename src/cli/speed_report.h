@@ -26,7 +26,7 @@ void speed_report_print_head(const struct gpu_description *gpu);
 void speed_report_print_row(const struct speed_model *model, const struct speed_settings *settings,
                             const struct speed_result *result);
 /* The best of each measured roof that the rows of a thread count had. */
-void speed_report_print_roofs(const json_t *rows, bool is_gpu);
+void speed_report_print_roofs(const json_t *rows);
 /* What of the time a part takes, by an engine that omits it. */
 double speed_report_share(const struct speed_series *series);
 

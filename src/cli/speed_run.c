@@ -276,22 +276,6 @@ static int run_requests(const struct speed_runner *runner, struct imbrex_engine 
     return status == IMBREX_STATUS_OK ? EXIT_CODE_OK : output_library_error(&err);
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Between the two nearest of the values, which it sorts. */
-static double quantile(double *values, int32_t count, double share)
-{
-    qsort(values, (size_t)count, sizeof(*values), compare_doubles);
-    double at = share * (count - 1);
-    int32_t below = (int32_t)at;
-    int32_t above = below + 1 < count ? below + 1 : below;
-    return values[below] + (at - below) * (values[above] - values[below]);
-}
-
 struct sample {
     int64_t ns;
     double step_ns; /* the median one; 0 of a prompt */
@@ -326,8 +310,7 @@ static int read_steps(const struct speed_runner *runner, struct sample *sample)
     double *steps = calloc((size_t)test->num_tokens, sizeof(*steps));
 
     if (steps == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     if (found < test->num_tokens) {
         output_error("bench model: expected %" PRId32 " steps in which %" PRId32
@@ -342,7 +325,7 @@ static int read_steps(const struct speed_runner *runner, struct sample *sample)
     sample->ns = token_ns[first + test->num_tokens] - token_ns[first];
     /* They began evenly. */
     sample->depth = test->depth + first / 2.0;
-    sample->step_ns = quantile(steps, test->num_tokens, 0.5);
+    sample->step_ns = spread_quantile(steps, test->num_tokens, 0.5);
     free(steps);
     return EXIT_CODE_OK;
 }
@@ -437,7 +420,7 @@ static int create_runner(const struct speed_settings *settings, const struct spe
     }
     if (runner->token_ns == NULL || runner->sequences == NULL ||
         runner->sequences[0].prompt_ids == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         release_runner(runner);
         return EXIT_CODE_FAILURE;
     }
@@ -474,15 +457,13 @@ static void summarize_rates(const struct speed_result *result, struct speed_seri
         squares += (values[i] - series->mean_rate) * (values[i] - series->mean_rate);
     }
     series->rate_deviation = count > 1 ? sqrt(squares / (count - 1)) : 0.0;
-    series->median_rate = quantile(values, count, 0.5);
+    series->median_rate = spread_quantile(values, count, 0.5);
     memcpy(values, series->step_ns, (size_t)count * sizeof(*values));
-    series->step_ms = quantile(values, count, 0.5) * 1e-6;
+    series->step_ms = spread_quantile(values, count, 0.5) * 1e-6;
     for (int32_t i = 0; i < count; i++) {
         values[i] = (double)series->samples_ns[i] / (double)result->series[0].samples_ns[i];
     }
-    series->over_full = (struct speed_spread){.median = quantile(values, count, 0.5),
-                                              .p10 = quantile(values, count, 0.1),
-                                              .p90 = quantile(values, count, 0.9)};
+    series->over_full = spread_of(values, count);
 }
 
 static int summarize(struct speed_result *result)
@@ -491,8 +472,7 @@ static int summarize(struct speed_result *result)
     double *values = calloc((size_t)(count > 0 ? count : 1), sizeof(*values));
 
     if (values == NULL) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     for (int32_t i = 0; i < result->num_series && count > 0; i++) {
         summarize_rates(result, &result->series[i], values);
@@ -502,7 +482,7 @@ static int summarize(struct speed_result *result)
         double roof = result->roof_rates[i];
         values[i] = roof > 0.0 ? 100.0 * rate_of(&result->series[0], i, amount) / roof : 0.0;
     }
-    result->roof_percent = count > 0 ? quantile(values, count, 0.5) : 0.0;
+    result->roof_percent = count > 0 ? spread_quantile(values, count, 0.5) : 0.0;
     free(values);
     return EXIT_CODE_OK;
 }
@@ -584,6 +564,7 @@ static int take_samples(struct speed_runner *runner, struct speed_result *result
     int exit_code = EXIT_CODE_OK;
 
     double roof_before = measure_roof(settings, result->roof);
+    result->roof_instructions = roof_instructions(settings->roofs, result->roof);
     for (int32_t turn = 0; turn < num_engines && exit_code == EXIT_CODE_OK; turn++) {
         int32_t i = (turn + sample_idx) % num_engines;
         exit_code = take_sample(runner, settings->engines[i].engine, &sample);
@@ -647,8 +628,7 @@ int speed_run(const struct speed_settings *settings, const struct speed_test *te
         .joules_per_token = -1.0,
     };
     if (!allocate_result(settings, result)) {
-        output_error("out of memory");
-        return EXIT_CODE_FAILURE;
+        return output_out_of_memory();
     }
     int exit_code = create_runner(settings, test, &runner);
     if (exit_code != EXIT_CODE_OK) {

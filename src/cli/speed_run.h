@@ -10,6 +10,7 @@
 
 #include "cli/gpu_meter.h"
 #include "cli/roofs.h"
+#include "cli/spread.h"
 #include "imbrex.h"
 
 struct speed_test {
@@ -38,18 +39,14 @@ struct speed_work speed_work_of(const struct imbrex_model *model,
                                 const struct imbrex_memory_plan *plan,
                                 const struct speed_test *test, double depth);
 
-struct speed_spread {
-    double median, p10, p90;
-};
-
 /* One engine's samples. */
 struct speed_series {
     int64_t *samples_ns;              /* [num_samples] */
     double *step_ns;                  /* [num_samples], the median step of each; of a prompt 0 */
     double mean_rate, rate_deviation; /* tokens/s, with the deviation of a sample */
     double median_rate;
-    double step_ms;                /* median over the samples */
-    struct speed_spread over_full; /* time of a sample by that of the first engine beside it */
+    double step_ms;          /* median over the samples */
+    struct spread over_full; /* time of a sample by that of the first engine beside it */
 };
 
 #define SPEED_MAX_ENGINES 16
@@ -71,6 +68,7 @@ struct speed_result {
     int32_t num_series;
     double *roof_rates;  /* [num_samples], mean of before and after each; 0: not measured */
     enum roof_kind roof; /* read of generated tokens */
+    const char *roof_instructions; /* of a CPU; static storage */
     int32_t num_samples;
     /* Medians over the samples of the first engine, percent of the roof beside each; 0: not
      * measured. */

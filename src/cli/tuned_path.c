@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/tuned_path.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "cli/command.h"
+#include "cli/make_folders.h"
 #include "cli/output.h"
 
 const char *tuned_default_folder(void)
@@ -44,25 +43,11 @@ int tuned_choose(const char *command, const char *option, const char **path, boo
 
 int tuned_make_folder(const char *folder)
 {
-    char part[PATH_MAX];
-    size_t length = strlen(folder);
+    int failure = make_folders(folder, NULL);
 
-    if (length >= sizeof(part)) {
-        output_error("%.100s...: the path is too long", folder);
+    if (failure != 0) {
+        output_error("%s: cannot create: %s", folder, output_system_error(failure));
         return EXIT_CODE_INPUT;
-    }
-    memcpy(part, folder, length + 1);
-    for (size_t i = 1; i <= length; i++) {
-        if (part[i] != '/' && part[i] != '\0') {
-            continue;
-        }
-        char end = part[i];
-        part[i] = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST) {
-            output_error("%s: cannot create: %s", part, strerror(errno));
-            return EXIT_CODE_INPUT;
-        }
-        part[i] = end;
     }
     return EXIT_CODE_OK;
 }

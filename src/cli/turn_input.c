@@ -36,13 +36,13 @@ static bool reserve(struct turn_bytes *buffer, size_t num_more)
     }
     size_t max_bytes = buffer->num_bytes + num_more + 1;
     if (max_bytes <= num_more || max_bytes > SIZE_MAX / 2) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     max_bytes += max_bytes / 2;
     char *bytes = realloc(buffer->bytes, max_bytes);
     if (bytes == NULL) {
-        output_error("out of memory");
+        (void)output_out_of_memory();
         return false;
     }
     buffer->bytes = bytes;
@@ -99,7 +99,7 @@ static enum turn_result read_more(struct turn_input *input)
             return TURN_RESULT_TEXT;
         }
         if (errno != EINTR && errno != EAGAIN) {
-            output_error("standard input: %s", strerror(errno));
+            output_error("standard input: %s", output_system_error(errno));
             return TURN_RESULT_FAILED;
         }
     }

@@ -6,10 +6,14 @@
  *   put   the block is on its way; it can be found once poll has said that it is there
  *   get   the block is on its way; it is the block once poll has said so, garbage before
  *
+ * A file or a folder that somebody removes costs the blocks that were in it. The folder is made
+ * anew, unless another is in its place by then: as long as that is so, nothing is kept.
+ *
  * What fails costs the block and nothing else: it is not found any more, counted, and its user
  * computes it again. Room is made by whole segments: the one that was used longest ago goes, those
  * of other owners first; of larger folders in the background, and blocks that were got since they
- * were written stay. */
+ * were written stay. A disk that is full before the folder has what it may have is a smaller folder
+ * (kv_disk_room.h), and what was to be written then is written all the same. */
 #ifndef IMBREX_KV_KV_DISK_H
 #define IMBREX_KV_KV_DISK_H
 
@@ -22,7 +26,7 @@
 #define KV_DISK_MAX_JOBS 64
 
 struct kv_disk_options {
-    const struct kv_folder *folder; /* open as long as the tier is */
+    struct kv_folder *folder; /* open as long as the tier is, and the tier's */
     /* Of whom the blocks are: differs wherever a block of one would be wrong for the other. */
     struct kv_key owner;
     size_t block_bytes;           /* a multiple of KV_BLOCK_ALIGNMENT */
@@ -45,16 +49,21 @@ struct kv_disk_metrics {
     uint64_t num_put, num_got;   /* blocks that went there, that came back whole */
     uint64_t num_put_bytes;      /* that those that went there take */
     uint64_t num_refused;        /* puts without room, or after a failure to make any */
-    uint64_t num_segment_faults; /* segments that could not be made: a full disk, say */
+    uint64_t num_segment_faults; /* segments that could not be made, nor smaller ones */
+    uint64_t num_full;           /* times that the disk was full: others go, or they get smaller */
     uint64_t num_left_out;       /* of the refused puts, those that such a failure cost */
     uint64_t num_remove_faults;  /* segments that could not be removed */
     uint64_t num_write_faults;   /* blocks not written: no room on the disk, or it failed */
     uint64_t num_read_faults;    /* blocks not read */
     uint64_t num_damaged;        /* blocks, entries and headers that are not what was written */
     uint64_t num_evicted;        /* blocks that went for others */
+    uint64_t num_gone;           /* blocks whose files somebody removed */
+    uint64_t num_folder_losses;  /* times that the folder was not there, or not ours, any more */
     uint64_t num_moved;          /* blocks that stayed when the rest of their segment went */
     int64_t num_blocks, num_segments, num_bytes; /* now; bytes with those of other owners */
+    int64_t max_bytes;                           /* that all may take, if the disk has them */
     int64_t num_foreign_bytes;                   /* of other owners, now */
+    int64_t needed_bytes; /* of a file that there was no room for and nothing to go for; 0: none */
     /* Files named like segments that are none: left alone. The first one's name, and errno, why it
      * cannot be read; 0: it has other contents. */
     int64_t num_strange;
@@ -63,6 +72,7 @@ struct kv_disk_metrics {
     int segment_failure; /* errno of the last segment that could not be made or removed, */
     int write_failure;   /* of the last block that was not written, */
     int read_failure;    /* and not read */
+    int folder_failure;  /* errno: why the folder could not be made anew; 0: it was */
     int ring_failure;    /* errno: why the kernel does not do reads on its own; 0: it does */
 };
 

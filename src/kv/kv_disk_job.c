@@ -15,7 +15,7 @@ int kv_disk_work_path(const struct kv_disk_work *work, uint32_t number, bool is_
 {
     char name[KV_SEGMENT_NAME_BYTES];
     kv_segment_name(number, is_partial, name);
-    int length = snprintf(path, KV_DISK_WORK_PATH_BYTES, "%s/%s", work->folder, name);
+    int length = snprintf(path, KV_DISK_WORK_PATH_BYTES, "%s/%s", work->folder->path, name);
     return length >= 0 && length < KV_DISK_WORK_PATH_BYTES ? 0 : -ENAMETOOLONG;
 }
 
@@ -88,17 +88,37 @@ static int move_block(struct kv_disk_job *job, const char *path)
     return failure;
 }
 
+/* Nothing is written to, or removed from, a folder that is somebody else's by now. */
+static int keep_folder(struct kv_disk_job *job)
+{
+    struct kv_folder *folder = job->work->folder;
+    bool is_empty;
+    job->found_folder = KV_DISK_FOLDER_OURS;
+    if (kv_folder_is_ours(folder)) {
+        return 0;
+    }
+    int failure = kv_folder_retake(folder, &is_empty);
+    job->found_folder = failure != 0 ? KV_DISK_FOLDER_REFUSED
+                        : is_empty   ? KV_DISK_FOLDER_NEW
+                                     : KV_DISK_FOLDER_KEPT;
+    return failure;
+}
+
 void kv_disk_job_run(struct kv_io_job *io_job, int32_t worker_idx)
 {
     struct kv_disk_job *job = (struct kv_disk_job *)io_job;
     const struct kv_disk_work *work = job->work;
     const struct kv_files *files = work->files;
+    struct kv_segment_layout layout;
     char path[KV_DISK_WORK_PATH_BYTES];
     if (job->kind == KV_DISK_JOB_PACK) {
         pack(job, worker_idx);
         return;
     }
-    job->failure = kv_disk_work_path(work, job->number, false, path);
+    job->failure = keep_folder(job);
+    if (job->failure == 0) {
+        job->failure = kv_disk_work_path(work, job->number, false, path);
+    }
     if (job->failure != 0) {
         return;
     }
@@ -107,7 +127,8 @@ void kv_disk_job_run(struct kv_io_job *io_job, int32_t worker_idx)
         job->failure = write_block(job, path);
         break;
     case KV_DISK_JOB_CREATE:
-        job->failure = kv_segment_create(files, path, &work->layout);
+        layout = kv_segment_with_blocks(&work->layout, job->num_blocks);
+        job->failure = kv_segment_create(files, path, &layout);
         break;
     case KV_DISK_JOB_REMOVE:
         job->failure = files->remove(files->user, path);

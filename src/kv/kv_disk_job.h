@@ -7,6 +7,7 @@
 
 #include "base/memory.h"
 #include "kv/kv_codec.h"
+#include "kv/kv_folder.h"
 #include "kv/kv_io.h"
 #include "kv/kv_segment.h"
 
@@ -15,10 +16,10 @@
 #define KV_DISK_WORK_NUM_PACKERS 2
 #define KV_DISK_WORK_MAX_BUFFERS 16
 
-/* Does not change while there are workers. */
+/* Does not change while there are workers, but for the folder's lock, which is the writer's. */
 struct kv_disk_work {
     const struct kv_files *files;
-    const char *folder; /* its path */
+    struct kv_folder *folder;
     struct kv_segment_layout layout;
     int32_t num_readers;
     struct kv_codec *packers[KV_DISK_WORK_NUM_PACKERS];   /* NULL: nothing is packed */
@@ -38,17 +39,29 @@ enum kv_disk_job_kind {
     KV_DISK_JOB_MOVE,   /* a block, as it lies there, to another segment */
 };
 
+/* What the writer found where the folder was to be, before it did the job. */
+enum kv_disk_folder {
+    KV_DISK_FOLDER_OURS = 0,
+    KV_DISK_FOLDER_KEPT,    /* somebody removed its lock, no more */
+    KV_DISK_FOLDER_NEW,     /* nothing: it has been made anew, and is empty */
+    KV_DISK_FOLDER_REFUSED, /* another, or nothing can be made there: the job's failure says why */
+};
+
 struct kv_disk_job {
     struct kv_io_job io; /* first */
     enum kv_disk_job_kind kind;
     const struct kv_disk_work *work;
     uint32_t number;               /* of the segment */
+    int32_t num_blocks;            /* of one that is created */
+    uint32_t num_full;             /* kv_disk.c's: as kv_disk_room has it when the job is given */
     int32_t segment_idx, slot_idx; /* kv_disk.c's: the segment, or -1; the place in it */
     struct kv_segment_entry entry; /* of a get as it was found, of a put sealed by a worker */
     void *block;
-    uint32_t from_number, from_page; /* of a move: where the block is */
-    int32_t from_idx, from_slot_idx; /* kv_disk.c's: that segment, or -1; the place in it */
-    int32_t buffer_idx;              /* of a put that is packed there; -1: none */
+    uint32_t from_number, from_page;  /* of a move: where the block is */
+    int32_t from_idx, from_slot_idx;  /* kv_disk.c's: that segment, or -1; the place in it */
+    int32_t buffer_idx;               /* of a put that is packed there; -1: none */
+    enum kv_disk_folder found_folder; /* of the writer's jobs */
+    int32_t num_tries;                /* kv_disk.c's: of a put that somebody removed the file of */
     bool is_sealed; /* but for its place; of a move: it has been read, and is whole */
     int32_t tag;
     int failure; /* 0 or -errno; -EBADMSG: the block is not what was written */

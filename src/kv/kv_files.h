@@ -27,7 +27,8 @@ struct kv_files {
     /* Sees what a read gave that the kernel did without `read` (kv_ring.h), and may change it: once
      * for each buffer. NULL: nobody does. */
     int64_t (*settle)(void *user, void *bytes, int64_t num_read);
-    /* The file has num_bytes from now on, with room for them on the disk where that can be had. */
+    /* The file has num_bytes from now on, with room for them on the disk where that can be had.
+     * -EINTR: a signal came between; it can be asked for again. */
     int (*resize)(void *user, int fd, int64_t num_bytes);
     int64_t (*size)(void *user, int fd);
     int (*rename)(void *user, const char *from, const char *to);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kv/kv_folder.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,6 +14,9 @@
 #include "base/file.h"
 #include "kv/kv_files.h"
 #include "kv/kv_key.h"
+#include "kv/kv_segment.h"
+
+#define PATH_BYTES 4096
 
 static enum imbrex_status refuse(const char *path, const char *what, int error,
                                  struct imbrex_error *err)
@@ -41,34 +45,54 @@ static long read_holder(int fd)
     return strtol(text, NULL, 10);
 }
 
+/* Opens and locks it. 0 or -errno; -EWOULDBLOCK: *holder has it. Then *what is what could not be
+ * done. */
+static int lock_file(struct kv_folder *folder, const char *path, const char **what, long *holder)
+{
+    char text[24];
+    struct stat status;
+    *what = "its lock cannot be opened";
+    int fd = kv_files_system.open(NULL, path, O_RDWR | O_CREAT, 0600);
+    if (fd < 0) {
+        return fd;
+    }
+    *what = "its lock cannot be taken";
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int failure = -errno;
+        *holder = read_holder(fd);
+        (void)close(fd);
+        return failure;
+    }
+    /* For the message of who finds it locked: on a full disk that says less. */
+    int length = snprintf(text, sizeof(text), "%ld\n", (long)getpid());
+    bool is_written = pwrite(fd, text, (size_t)length, 0) == length;
+    *what = "its lock cannot be written";
+    if (ftruncate(fd, is_written ? length : 0) != 0 || stat(path, &status) != 0) {
+        int failure = -errno;
+        (void)close(fd);
+        return failure;
+    }
+    folder->lock_fd = fd;
+    folder->lock_device = status.st_dev;
+    folder->lock_inode = status.st_ino;
+    return 0;
+}
+
 static enum imbrex_status take_lock(struct kv_folder *folder, struct imbrex_error *err)
 {
-    char *path, text[24];
+    char *path;
+    const char *what;
+    long holder = 0;
     TRY(file_join(folder->path, "imbrex-kv.lock", &path, err));
-    int fd = kv_files_system.open(NULL, path, O_RDWR | O_CREAT, 0600);
+    int failure = lock_file(folder, path, &what, &holder);
     free(path);
-    if (fd < 0) {
-        return refuse_file(folder->path, "lock", "its lock cannot be opened", -fd, err);
-    }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        int error = errno;
-        long holder = read_holder(fd);
-        (void)close(fd);
-        if (error != EWOULDBLOCK) {
-            return refuse(folder->path, "its lock cannot be taken", error, err);
-        }
+    if (failure == -EWOULDBLOCK) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
                          "KV folder %.200s: expected one that nobody else uses, found it locked by "
                          "process %ld",
                          folder->path, holder);
     }
-    folder->lock_fd = fd;
-    /* For the message above alone. */
-    int length = snprintf(text, sizeof(text), "%ld\n", (long)getpid());
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, text, (size_t)length, 0) != length) {
-        return refuse(folder->path, "its lock cannot be written", errno, err);
-    }
-    return IMBREX_STATUS_OK;
+    return failure == 0 ? IMBREX_STATUS_OK : refuse_file(folder->path, "lock", what, -failure, err);
 }
 
 static int write_secret(const char *path, const char *partial_path, const unsigned char secret[32])
@@ -159,6 +183,89 @@ enum imbrex_status kv_folder_open(const char *path, struct kv_folder *folder,
 fail:
     kv_folder_close(&opened);
     return status;
+}
+
+/* ---- taking it again ------------------------------------------------------------------------- */
+
+bool kv_folder_is_ours(const struct kv_folder *folder)
+{
+    char path[PATH_BYTES];
+    struct stat status;
+    int length = snprintf(path, sizeof(path), "%s/imbrex-kv.lock", folder->path);
+    return length >= 0 && length < PATH_BYTES && stat(path, &status) == 0 &&
+           status.st_dev == folder->lock_device && status.st_ino == folder->lock_inode;
+}
+
+/* Puts the secret there, unless it is. */
+static int keep_secret(const unsigned char secret[32], const char *path, const char *partial_path)
+{
+    unsigned char found[32];
+    int fd = kv_files_system.open(NULL, path, O_RDONLY, 0);
+    if (fd == -ENOENT) {
+        return write_secret(path, partial_path, secret);
+    }
+    if (fd < 0) {
+        return fd;
+    }
+    int failure = kv_files_read_all(&kv_files_system, fd, found, sizeof(found), 0);
+    (void)close(fd);
+    return failure == 0 && memcmp(found, secret, sizeof(found)) == 0 ? 0 : -EEXIST;
+}
+
+static bool has_segments(const char *path)
+{
+    bool is_found = false, is_partial;
+    uint32_t number;
+    DIR *folder = opendir(path);
+    for (const struct dirent *item;
+         folder != NULL && !is_found && (item = readdir(folder)) != NULL;) {
+        is_found = kv_segment_parse_name(item->d_name, &number, &is_partial) && !is_partial;
+    }
+    if (folder != NULL) {
+        (void)closedir(folder);
+    }
+    return is_found;
+}
+
+static int take_again(struct kv_folder *taken)
+{
+    char lock_path[PATH_BYTES], secret_path[PATH_BYTES], partial_path[PATH_BYTES];
+    const char *what;
+    long holder;
+    (void)snprintf(lock_path, PATH_BYTES, "%s/imbrex-kv.lock", taken->path);
+    (void)snprintf(secret_path, PATH_BYTES, "%s/imbrex-kv.secret", taken->path);
+    int length = snprintf(partial_path, PATH_BYTES, "%s/imbrex-kv.secret.part", taken->path);
+    if (length < 0 || length >= PATH_BYTES) {
+        return -ENAMETOOLONG;
+    }
+    /* The path is read by others meanwhile. */
+    char *path = strdup(taken->path);
+    int failure = path != NULL ? make_folder(path) : -ENOMEM;
+    free(path);
+    if (failure == 0) {
+        failure = lock_file(taken, lock_path, &what, &holder);
+    }
+    if (failure == 0) {
+        failure = keep_secret(taken->secret, secret_path, partial_path);
+        if (failure != 0) {
+            (void)close(taken->lock_fd);
+        }
+    }
+    return failure;
+}
+
+int kv_folder_retake(struct kv_folder *folder, bool *is_empty)
+{
+    struct kv_folder taken = *folder;
+    int failure = take_again(&taken);
+    if (failure == 0) {
+        *is_empty = !has_segments(folder->path);
+        (void)close(folder->lock_fd);
+        folder->lock_fd = taken.lock_fd;
+        folder->lock_device = taken.lock_device;
+        folder->lock_inode = taken.lock_inode;
+    }
+    return failure;
 }
 
 void kv_folder_close(struct kv_folder *folder)

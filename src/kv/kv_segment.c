@@ -34,6 +34,15 @@ struct kv_segment_layout kv_segment_layout(size_t block_bytes, size_t segment_by
                                       .owner = *owner};
 }
 
+struct kv_segment_layout kv_segment_with_blocks(const struct kv_segment_layout *layout,
+                                                int32_t num_blocks)
+{
+    struct kv_segment_layout smaller = *layout;
+    smaller.num_blocks = num_blocks;
+    smaller.num_slots = 2 * num_blocks;
+    return smaller;
+}
+
 uint32_t kv_segment_num_pages(size_t num_bytes)
 {
     return (uint32_t)((num_bytes + PAGE_BYTES - 1) / PAGE_BYTES);
@@ -165,7 +174,10 @@ int kv_segment_create(const struct kv_files *files, const char *path,
     if (fd < 0) {
         return fd;
     }
-    int failure = files->resize(files->user, fd, kv_segment_file_bytes(layout));
+    int failure;
+    do {
+        failure = files->resize(files->user, fd, kv_segment_file_bytes(layout));
+    } while (failure == -EINTR);
     if (failure == 0) {
         failure = kv_files_write_all(files, fd, &header, sizeof(header), 0);
     }
@@ -211,9 +223,38 @@ static void check_entries(const struct kv_segment_layout *layout, int64_t file_b
     }
 }
 
+/* Whether the header is ours, of a segment that is no larger than the layout's. */
+static bool is_ours(const struct kv_segment_header *header, const struct kv_segment_layout *layout)
+{
+    if (header->num_blocks < 1 || header->num_blocks > (uint32_t)layout->num_blocks) {
+        return false;
+    }
+    struct kv_segment_layout own = kv_segment_with_blocks(layout, (int32_t)header->num_blocks);
+    struct kv_segment_header expected = make_header(&own);
+    return memcmp(header, &expected, sizeof(expected)) == 0;
+}
+
+/* Of ours: its entries; those that it has not are empty. */
+static int read_entries(const struct kv_files *files, int fd,
+                        const struct kv_segment_layout *layout, struct kv_segment_entry *entries,
+                        struct kv_segment_contents *contents)
+{
+    struct kv_segment_layout own = kv_segment_with_blocks(layout, contents->num_blocks);
+    size_t wanted_bytes = (size_t)own.num_slots * sizeof(*entries);
+    memset(entries, 0, (size_t)layout->num_slots * sizeof(*entries));
+    if (contents->num_bytes < (int64_t)(PAGE_BYTES + wanted_bytes)) { /* cut off inside the table */
+        contents->num_broken++;
+        return 0;
+    }
+    int failure = kv_files_read_all(files, fd, entries, wanted_bytes, (int64_t)PAGE_BYTES);
+    if (failure == 0) {
+        check_entries(&own, contents->num_bytes, entries, &contents->num_broken);
+    }
+    return failure;
+}
+
 static int scan_open(const struct kv_files *files, int fd, const struct kv_segment_layout *layout,
-                     enum kv_segment_kind *kind, struct kv_segment_entry *entries,
-                     int64_t *num_bytes, int32_t *num_broken)
+                     struct kv_segment_entry *entries, struct kv_segment_contents *contents)
 {
     static const struct kv_segment_header unwritten;
     struct kv_segment_header header;
@@ -221,10 +262,10 @@ static int scan_open(const struct kv_files *files, int fd, const struct kv_segme
     if (file_bytes < 0) {
         return (int)file_bytes;
     }
-    *num_bytes = file_bytes;
+    contents->num_bytes = file_bytes;
     int failure = kv_files_read_all(files, fd, &header, sizeof(header), 0);
     if (file_bytes == 0 || (failure == 0 && memcmp(&header, &unwritten, sizeof(header)) == 0)) {
-        *kind = KV_SEGMENT_UNWRITTEN;
+        contents->kind = KV_SEGMENT_UNWRITTEN;
         return 0;
     }
     if (failure == -ENODATA || (failure == 0 && memcmp(header.magic, magic, sizeof(magic)) != 0)) {
@@ -233,40 +274,28 @@ static int scan_open(const struct kv_files *files, int fd, const struct kv_segme
     if (failure != 0) {
         return failure;
     }
-    struct kv_segment_header expected = make_header(layout);
-    if (memcmp(&header, &expected, sizeof(header)) != 0) {
-        *kind = KV_SEGMENT_FOREIGN;
-        *num_broken += header.byte_order == BYTE_ORDER_MARK &&
-                       header.version == KV_SEGMENT_VERSION &&
-                       header.checksum != header_checksum(&header);
+    if (!is_ours(&header, layout)) {
+        contents->kind = KV_SEGMENT_FOREIGN;
+        contents->num_broken += header.byte_order == BYTE_ORDER_MARK &&
+                                header.version == KV_SEGMENT_VERSION &&
+                                header.checksum != header_checksum(&header);
         return 0;
     }
-    *kind = KV_SEGMENT_OURS;
-    size_t wanted_bytes = (size_t)layout->num_slots * sizeof(*entries);
-    memset(entries, 0, wanted_bytes);
-    if (file_bytes < (int64_t)(PAGE_BYTES + wanted_bytes)) { /* cut off inside the table */
-        (*num_broken)++;
-        return 0;
-    }
-    failure = kv_files_read_all(files, fd, entries, wanted_bytes, (int64_t)PAGE_BYTES);
-    if (failure == 0) {
-        check_entries(layout, file_bytes, entries, num_broken);
-    }
-    return failure;
+    contents->kind = KV_SEGMENT_OURS;
+    contents->num_blocks = (int32_t)header.num_blocks;
+    return read_entries(files, fd, layout, entries, contents);
 }
 
 int kv_segment_scan(const struct kv_files *files, const char *path,
-                    const struct kv_segment_layout *layout, enum kv_segment_kind *kind,
-                    struct kv_segment_entry *entries, int64_t *num_bytes, int32_t *num_broken)
+                    const struct kv_segment_layout *layout, struct kv_segment_entry *entries,
+                    struct kv_segment_contents *contents)
 {
-    *kind = KV_SEGMENT_UNKNOWN;
-    *num_bytes = 0;
-    *num_broken = 0;
+    *contents = (struct kv_segment_contents){.kind = KV_SEGMENT_UNKNOWN};
     int fd = files->open(files->user, path, O_RDONLY, 0);
     if (fd < 0) {
         return fd;
     }
-    int failure = scan_open(files, fd, layout, kind, entries, num_bytes, num_broken);
+    int failure = scan_open(files, fd, layout, entries, contents);
     files->close(files->user, fd);
     return failure;
 }

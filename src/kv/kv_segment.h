@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files of the disk tier. A segment holds a fixed number of blocks:
+/* The files of the disk tier. A segment has room for a number of blocks that its header says:
  *
  *   0             header    what the file is and of whom; 4 KiB
  *   4096          entries   [num_slots] x 128 bytes, rounded up to 4 KiB
  *   blocks begin  blocks    num_blocks x block_bytes, a multiple of 4 KiB
+ *
+ * Segments of one folder may differ in num_blocks; num_slots is twice that.
  *
  * Blocks lie one behind the other, each from the beginning of a page on, as they are or packed
  * (kv_codec.h): so a segment has room for at least num_blocks of them, and places for twice as
@@ -59,6 +61,9 @@ struct kv_segment_layout {
 /* As many blocks as fit segment_bytes, at least one, at most KV_SEGMENT_MAX_BLOCKS. */
 struct kv_segment_layout kv_segment_layout(size_t block_bytes, size_t segment_bytes,
                                            const struct kv_key *owner);
+/* The same of a smaller segment, of num_blocks. */
+struct kv_segment_layout kv_segment_with_blocks(const struct kv_segment_layout *layout,
+                                                int32_t num_blocks);
 /* The page of the file that the first block begins with. */
 uint32_t kv_segment_first_page(const struct kv_segment_layout *layout);
 int64_t kv_segment_file_bytes(const struct kv_segment_layout *layout);
@@ -88,16 +93,21 @@ enum kv_segment_kind {
     KV_SEGMENT_UNKNOWN,   /* no segment at all, or nobody can tell */
 };
 
-/* What a segment holds, as it is found after a restart.
- *   kind        written, also after a failure
- *   entries     [num_slots], written if it is ours: those that are not valid are zeroed; of the
- *               others, block and file fit each other
- *   num_bytes   written: of the file
- *   num_broken  written: entries that are neither valid nor empty, or whose block is cut off
+struct kv_segment_contents {
+    enum kv_segment_kind kind;
+    int32_t num_blocks; /* of ours: as its layout has them */
+    int64_t num_bytes;  /* of the file */
+    int32_t num_broken; /* entries that are neither valid nor empty, or whose block is cut off */
+};
+
+/* What a segment holds, as it is found after a restart: of that layout, or a smaller one.
+ *   entries   [num_slots], written if it is ours: those that are not valid are zeroed; of the
+ *             others, block and file fit each other
+ *   contents  written, also after a failure
  * 0 or -errno. */
 int kv_segment_scan(const struct kv_files *files, const char *path,
-                    const struct kv_segment_layout *layout, enum kv_segment_kind *kind,
-                    struct kv_segment_entry *entries, int64_t *num_bytes, int32_t *num_broken);
+                    const struct kv_segment_layout *layout, struct kv_segment_entry *entries,
+                    struct kv_segment_contents *contents);
 
 /* A sealed entry and its block: `stored` has whole pages, the last one filled up. 0 or -errno. */
 int kv_segment_write(const struct kv_files *files, const char *path, int32_t slot_idx,

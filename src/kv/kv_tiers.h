@@ -26,18 +26,17 @@
 #define IMBREX_KV_KV_TIERS_H
 
 #include "base/log.h"
+#include "kv/kv_copies.h"
 #include "kv/kv_disk.h"
 #include "kv/kv_key.h"
 #include "kv/kv_pool.h"
 #include "kv/kv_remote.h"
+#include "kv/kv_tier.h"
 #include "ops/device.h"
 
-#define KV_TIERS_MIN_SLOTS 8     /* fewer could be all held by moves */
-#define KV_TIERS_MAX_SLICES 8    /* of a block */
-#define KV_TIERS_MAX_SLICED 2048 /* blocks that come up so at once: 32,768 tokens */
-
-enum kv_tier { KV_TIER_NONE = 0, KV_TIER_HOST = 1, KV_TIER_DISK = 2, KV_TIER_REMOTE = 3 };
-enum { KV_NUM_TIERS = 4 };
+#define KV_TIERS_MIN_SLOTS 8 /* fewer could be all held by moves */
+#define KV_TIERS_MAX_SLICES KV_COPIES_MAX_SLICES
+#define KV_TIERS_MAX_SLICED KV_COPIES_MAX_SLICED
 
 /* Where a block below the first tier is. */
 enum kv_place {
@@ -65,7 +64,7 @@ struct kv_promotion {
     struct kv_key key, parent_key;
     int32_t token_ids[KV_BLOCK_SIZE];
     int32_t block_idx;
-    enum kv_tier from; /* where it lay when it was asked for */
+    enum kv_tier from; /* where it lay when it was asked for; without a host tier, never there */
     bool has_parent;
     bool is_sliced; /* as kv_tiers_promote_sliced */
     bool is_good;

@@ -13,6 +13,14 @@ uint64_t kv_tiers_num_faults(const struct kv_tiers_metrics *metrics);
 void kv_tiers_tell_faults(struct kv_fault_log *told, const struct kv_tiers_metrics *metrics,
                           const char *folder, const struct log *log, int64_t now_ns);
 
+/* Tells, once, that the disk is full before the folder has what it may have. */
+void kv_tiers_tell_full(bool *has_told, const struct kv_disk_metrics *metrics, const char *folder,
+                        const struct log *log);
+
+/* Tells that the folder was removed, or another put in its place, and what came of it. */
+void kv_tiers_tell_folder(struct kv_fault_log *told, const struct kv_disk_metrics *metrics,
+                          const char *folder, const struct log *log, int64_t now_ns);
+
 /* Tells of files in the folder that are named like segments and are none. */
 void kv_tiers_tell_strange(const struct kv_disk_metrics *metrics, const char *folder,
                            const struct log *log);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/machine_memory.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
 #include "model/config_fields.h"
@@ -292,8 +293,16 @@ enum imbrex_status random_model_open(const char *path, struct model_config *conf
 enum imbrex_status random_model_fill(struct checkpoint *checkpoint, struct imbrex_error *err)
 {
     struct thread_pool *pool = NULL;
-    TRY(memory_region_map(checkpoint->owned_tensors[0].file, checkpoint->region_bytes,
-                          &checkpoint->region, err));
+    const char *path = checkpoint->owned_tensors[0].file;
+    size_t num_bytes = machine_memory_bytes("");
+    if (checkpoint->region_bytes > num_bytes) {
+        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
+                         "%s: expected weights of at most the %zu bytes (%zu MiB) that this "
+                         "machine, or the process's memory limit, has left, found %zu (%zu MiB)",
+                         path, num_bytes, num_bytes >> 20, checkpoint->region_bytes,
+                         checkpoint->region_bytes >> 20);
+    }
+    TRY(memory_region_map(path, checkpoint->region_bytes, &checkpoint->region, err));
     enum imbrex_status status = thread_pool_create(thread_pool_num_cpus(), &pool, err);
     if (status != IMBREX_STATUS_OK) {
         memory_region_unmap(&checkpoint->region);

@@ -16,7 +16,8 @@ bool random_model_is_path(const char *path);
 enum imbrex_status random_model_open(const char *path, struct model_config *config,
                                      struct checkpoint *checkpoint, struct imbrex_error *err);
 /* Once: matrices in checkpoint->region, whose bytes depend on shape and seed alone. Uses all CPUs
- * of the process. After a failure nothing has changed. */
+ * of the process. INVALID_ARGUMENT if that is more than this machine has left. After a failure
+ * nothing has changed. */
 enum imbrex_status random_model_fill(struct checkpoint *checkpoint, struct imbrex_error *err);
 
 #endif

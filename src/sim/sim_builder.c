@@ -56,7 +56,8 @@ struct sim_builder_mark sim_builder_mark(const struct sim_builder *builder)
 {
     return (struct sim_builder_mark){.num_requests = builder->trace->num_requests,
                                      .num_accesses = builder->trace->num_accesses,
-                                     .num_tokens = builder->trace->num_tokens};
+                                     .num_tokens = builder->trace->num_tokens,
+                                     .num_early = builder->trace->num_early};
 }
 
 void sim_builder_undo(struct sim_builder *builder, struct sim_builder_mark mark)
@@ -64,6 +65,7 @@ void sim_builder_undo(struct sim_builder *builder, struct sim_builder_mark mark)
     builder->trace->num_requests = mark.num_requests;
     builder->trace->num_accesses = mark.num_accesses;
     builder->trace->num_tokens = mark.num_tokens;
+    builder->trace->num_early = mark.num_early;
 }
 
 void sim_builder_begin_path(struct sim_builder *builder, uint64_t space, int32_t ids_a_block)
@@ -115,7 +117,8 @@ static enum imbrex_status find_node(struct sim_builder *builder, uint64_t hash, 
     if (trace->num_nodes == builder->max_nodes) {
         int32_t max_nodes = builder->max_nodes > 0 ? builder->max_nodes * 2 : 1024;
         if (max_nodes > INT32_MAX / 4) {
-            return error_set(err, IMBREX_STATUS_CAPACITY, "a trace of more than %d blocks",
+            return error_set(err, IMBREX_STATUS_CAPACITY,
+                             "expected at most %d different blocks in a trace, found more",
                              builder->max_nodes);
         }
         TRY(grow((void **)&builder->hashes, (size_t)max_nodes, sizeof(*builder->hashes),
@@ -139,7 +142,8 @@ enum imbrex_status sim_builder_add_id(struct sim_builder *builder, uint64_t id,
     if (builder->num_path_blocks == builder->max_path_blocks) {
         int32_t max_blocks = builder->max_path_blocks > 0 ? builder->max_path_blocks * 2 : 1024;
         if (max_blocks > INT32_MAX / 4) {
-            return error_set(err, IMBREX_STATUS_CAPACITY, "a prompt of more than %d blocks",
+            return error_set(err, IMBREX_STATUS_CAPACITY,
+                             "expected at most %d blocks in a prompt, found more",
                              builder->max_path_blocks);
         }
         TRY(grow((void **)&builder->path, (size_t)max_blocks, sizeof(*builder->path),
@@ -180,7 +184,8 @@ enum imbrex_status sim_builder_add_request(struct sim_builder *builder,
     if (trace->num_requests == builder->max_requests) {
         int32_t max_requests = builder->max_requests > 0 ? builder->max_requests * 2 : 1024;
         if (max_requests > INT32_MAX / 4) {
-            return error_set(err, IMBREX_STATUS_CAPACITY, "a trace of more than %d requests",
+            return error_set(err, IMBREX_STATUS_CAPACITY,
+                             "expected at most %d requests in a trace, found more",
                              builder->max_requests);
         }
         TRY(grow((void **)&trace->requests, (size_t)max_requests, sizeof(*trace->requests),

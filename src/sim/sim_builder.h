@@ -27,7 +27,7 @@ struct sim_builder {
 /* Where a trace ended before a line, to go back to if the line turns out to be bad. */
 struct sim_builder_mark {
     int32_t num_requests;
-    int64_t num_accesses, num_tokens;
+    int64_t num_accesses, num_tokens, num_early;
 };
 
 /* The trace's arrays are the trace's: sim_trace_free. */

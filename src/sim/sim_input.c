@@ -19,6 +19,7 @@
 struct sim_input {
     const char *path; /* the caller's, until close */
     int fd;           /* -1: memory */
+    bool owns_fd;
     const unsigned char *bytes;
     size_t num_bytes; /* of memory that were not read yet */
 
@@ -194,19 +195,21 @@ static enum imbrex_status look(struct sim_input *input, struct imbrex_error *err
     return IMBREX_STATUS_OK;
 }
 
-static enum imbrex_status create(const char *path, int fd, const void *bytes, size_t num_bytes,
-                                 struct sim_input **input, struct imbrex_error *err)
+static enum imbrex_status create(const char *path, int fd, bool owns_fd, const void *bytes,
+                                 size_t num_bytes, struct sim_input **input,
+                                 struct imbrex_error *err)
 {
     struct sim_input *created = calloc(1, sizeof(*created));
 
     if (created == NULL) {
-        if (fd > 0) {
+        if (owns_fd) {
             close(fd);
         }
         return error_out_of_memory(err, "a trace", sizeof(*created));
     }
     created->path = path;
     created->fd = fd;
+    created->owns_fd = owns_fd;
     created->bytes = bytes;
     created->num_bytes = num_bytes;
     *input = created;
@@ -216,22 +219,22 @@ static enum imbrex_status create(const char *path, int fd, const void *bytes, si
 enum imbrex_status sim_input_open(const char *path, struct sim_input **input,
                                   struct imbrex_error *err)
 {
-    int fd = 0;
-
-    if (strcmp(path, "-") != 0) {
-        fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd < 0) {
-            return error_set(err, errno == ENOENT ? IMBREX_STATUS_NOT_FOUND : IMBREX_STATUS_IO,
-                             "%s: cannot open: %s", path, system_error_text(errno));
-        }
+    if (strcmp(path, "-") == 0) {
+        return create("standard input", STDIN_FILENO, false, NULL, 0, input, err);
     }
-    return create(fd == 0 ? "standard input" : path, fd, NULL, 0, input, err);
+    /* 0 like any other, where standard input is closed. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return error_set(err, errno == ENOENT ? IMBREX_STATUS_NOT_FOUND : IMBREX_STATUS_IO,
+                         "%s: cannot open: %s", path, system_error_text(errno));
+    }
+    return create(path, fd, true, NULL, 0, input, err);
 }
 
 enum imbrex_status sim_input_view(const char *path, const void *bytes, size_t num_bytes,
                                   struct sim_input **input, struct imbrex_error *err)
 {
-    return create(path, -1, bytes, num_bytes, input, err);
+    return create(path, -1, false, bytes, num_bytes, input, err);
 }
 
 void sim_input_watch(struct sim_input *input, sim_continue_fn *may_continue, void *user)
@@ -245,7 +248,7 @@ void sim_input_close(struct sim_input *input)
     if (input == NULL) {
         return;
     }
-    if (input->fd > 0) {
+    if (input->owns_fd) {
         close(input->fd);
     }
     close_stream(input);
@@ -266,8 +269,9 @@ static enum imbrex_status make_room(struct sim_input *input, struct imbrex_error
         return IMBREX_STATUS_OK;
     }
     if (input->max_text_bytes >= SIM_MAX_LINE_BYTES) {
-        return error_set(err, IMBREX_STATUS_FORMAT, "%s: line %lld: expected at most %zu bytes",
-                         input->path, (long long)input->line_number + 1, SIM_MAX_LINE_BYTES);
+        return error_set(err, IMBREX_STATUS_FORMAT,
+                         "%s: line %lld: expected at most %zu bytes, found more", input->path,
+                         (long long)input->line_number + 1, SIM_MAX_LINE_BYTES);
     }
     char *text = realloc(input->text, 2 * input->max_text_bytes);
     if (text == NULL) {

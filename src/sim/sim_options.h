@@ -11,4 +11,8 @@
 enum imbrex_status sim_options_check(const struct imbrex_kv_sim_options *options,
                                      struct imbrex_error *err);
 
+/* That each capacity and tier holds a block of so many tokens. */
+enum imbrex_status sim_options_check_block(const struct imbrex_kv_sim_options *options,
+                                           int32_t block_size, struct imbrex_error *err);
+
 #endif

@@ -71,7 +71,6 @@ struct imbrex_kv_sim_options imbrex_kv_sim_options_default(void)
 {
     return (struct imbrex_kv_sim_options){
         .session_span_s = 28800,
-        .block_size = 512,
         .num_slots = 64,
         .target_queue = 0.3,
         .warm = 0.5,
@@ -655,6 +654,8 @@ static void describe_trace(const struct sim_trace *trace, struct imbrex_kv_sim_t
     described->num_blocks = trace->num_accesses;
     described->num_tokens = trace->num_tokens;
     described->trace_block_size = trace->trace_block_size;
+    described->block_size = trace->block_size;
+    described->num_early = trace->num_early;
     described->span_s = span_of(trace);
     described->num_bad_lines = trace->num_bad_lines;
     described->first_bad_line = trace->first_bad_line;
@@ -671,6 +672,7 @@ static enum imbrex_status run_trace(struct sim_run *run, size_t trace_idx, struc
     TRY(report_step(run, "reading", NULL, err));
     TRY(read_trace(run, options->traces[trace_idx], err));
     describe_trace(&run->trace, described);
+    TRY(sim_options_check_block(options, run->trace.block_size, err));
     run->used_starts = run->used_starts || run->trace.is_closed_loop;
     if (options->starts != NULL && !run->used_starts && trace_idx == options->num_traces - 1) {
         return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/sim_trace.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +44,7 @@ static void count_bad_line(struct sim_trace *trace, int64_t line_number, const c
 {
     if (trace->num_bad_lines++ == 0) {
         trace->first_bad_line = line_number;
-        strncpy(trace->first_bad_reason, reason, sizeof(trace->first_bad_reason) - 1);
+        (void)snprintf(trace->first_bad_reason, sizeof(trace->first_bad_reason), "%s", reason);
     }
 }
 
@@ -63,8 +64,12 @@ static int compare_arrivals(const void *left, const void *right)
 static void spread_arrivals(struct sim_trace *trace)
 {
     struct sim_request *requests = trace->requests;
-    int64_t step_ns = 0;
+    int64_t step_ns = 0, latest_ns = 0;
 
+    for (int32_t i = 0; i < trace->num_requests; i++) {
+        trace->num_early += requests[i].start_ns < latest_ns;
+        latest_ns = requests[i].start_ns > latest_ns ? requests[i].start_ns : latest_ns;
+    }
     qsort(requests, (size_t)trace->num_requests, sizeof(*requests), compare_arrivals);
     for (int32_t i = 1; i < trace->num_requests; i++) {
         int64_t gap_ns = requests[i].start_ns - requests[i - 1].start_ns;
@@ -148,8 +153,22 @@ static bool is_binary(const char *line, size_t num_bytes)
     return false;
 }
 
+/* By the first line that is good. */
+static void choose_format(struct sim_trace *trace, const char *line, size_t num_bytes,
+                          int32_t block_size)
+{
+    trace->format = sim_line_format(line, num_bytes, &trace->named_block_size);
+    if (trace->format == SIM_FORMAT_WEKA) {
+        trace->named_block_size = 0; /* each session has one, which is no engine's */
+    }
+    trace->block_size = block_size > 0                ? block_size
+                        : trace->named_block_size > 0 ? trace->named_block_size
+                                                      : SIM_DEFAULT_BLOCK_SIZE;
+}
+
+/* block_size: as in the options. */
 static enum imbrex_status read_lines(struct sim_input *input, struct sim_line_reader *reader,
-                                     struct imbrex_error *err)
+                                     int32_t block_size, struct imbrex_error *err)
 {
     struct sim_trace *trace = reader->builder.trace;
     const char *path = sim_input_path(input), *line = NULL;
@@ -173,27 +192,28 @@ static enum imbrex_status read_lines(struct sim_input *input, struct sim_line_re
                              path);
         }
         if (trace->num_requests == 0) {
-            trace->format = sim_line_format(line, num_bytes);
+            choose_format(trace, line, num_bytes, block_size);
         }
         struct scan scan = scan_begin(line, num_bytes);
         if (trace->format == SIM_FORMAT_NONE) {
             scan_skip(&scan);
             scan_end(&scan);
-            scan_fail(&scan, "expected a request (timestamp, hash_ids) or a session (requests)");
+            scan_refuse(&scan, NULL, "a request (timestamp, hash_ids) or a session (requests)",
+                        "neither field");
         } else {
             TRY(sim_line_read(reader, &scan, err));
         }
         if (!scan_is_good(&scan)) {
             count_bad_line(trace, sim_input_line_number(input), scan.reason);
         } else if (trace->block_size % trace->trace_block_size != 0) {
-            return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                             "%s: expected a block size that is a multiple of the trace's %d "
-                             "tokens, found %d",
-                             path, trace->trace_block_size, trace->block_size);
+            return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "block_size",
+                                   ": expected a multiple of the %d tokens of an id in %s, found "
+                                   "%d",
+                                   trace->trace_block_size, path, trace->block_size);
         }
         if (reader->line_idx++ == INT32_MAX - 1) {
-            return error_set(err, IMBREX_STATUS_CAPACITY, "%s: more than %d lines", path,
-                             INT32_MAX - 1);
+            return error_set(err, IMBREX_STATUS_CAPACITY,
+                             "%s: expected at most %d lines, found more", path, INT32_MAX - 1);
         }
     }
 }
@@ -213,17 +233,17 @@ static void shrink(struct sim_trace *trace)
 enum imbrex_status sim_trace_read(struct sim_input *input, const struct sim_trace_options *options,
                                   struct sim_trace *trace, struct imbrex_error *err)
 {
-    struct sim_trace read = {.block_size = options->block_size};
+    struct sim_trace read = {.format = SIM_FORMAT_NONE};
     struct sim_line_reader reader = {.line_idx = 0};
     const char *path = sim_input_path(input);
     enum imbrex_status status;
 
-    if (options->block_size < 1) {
-        return error_set(err, IMBREX_STATUS_INVALID_ARGUMENT,
-                         "block_size: expected 1 or more, found %d", options->block_size);
+    if (options->block_size < 0) {
+        return error_set_field(err, IMBREX_STATUS_INVALID_ARGUMENT, "block_size",
+                               ": expected 0 or more, found %d", options->block_size);
     }
     TRY(sim_builder_init(&reader.builder, &read, err));
-    TRY_OR_FAIL(read_lines(input, &reader, err));
+    TRY_OR_FAIL(read_lines(input, &reader, options->block_size, err));
     sim_builder_deinit(&reader.builder);
     if (read.num_requests == 0) {
         status =
@@ -280,11 +300,13 @@ enum imbrex_status sim_starts_read(const char *path, double **starts, size_t *nu
             values = grown;
         }
         struct scan scan = scan_begin(line, num_bytes);
-        if (!scan_number(&scan, NS_PER_S, &values[num_values]) || !scan_end(&scan) ||
+        if (scan_number(&scan, NS_PER_S, &values[num_values]) && scan_end(&scan) &&
             values[num_values] < 0) {
-            status = error_set(err, IMBREX_STATUS_FORMAT,
-                               "%s: line %lld: expected a start in s, 0 or more", path,
-                               (long long)sim_input_line_number(input));
+            scan_refuse(&scan, NULL, "a start in s, 0 or more", "%g", values[num_values]);
+        }
+        if (!scan_is_good(&scan)) {
+            status = error_set(err, IMBREX_STATUS_FORMAT, "%s: line %lld: %s", path,
+                               (long long)sim_input_line_number(input), scan.reason);
             goto fail;
         }
         num_values++;

@@ -35,6 +35,7 @@ struct sim_request {
 struct sim_trace {
     enum sim_format format;
     int32_t trace_block_size, block_size; /* tokens: of its ids; of its accesses here */
+    int32_t named_block_size;             /* of its ids, if its first line says it; 0 */
     struct sim_request *requests;         /* [num_requests], the order of the file */
     int32_t *accesses;                    /* [num_accesses] block numbers */
     int64_t num_accesses;
@@ -45,9 +46,14 @@ struct sim_trace {
 
     int64_t num_bad_lines, first_bad_line;
     char first_bad_reason[160];
+    /* Requests with a time before one above them: sorted, or left where they stand in a session. */
+    int64_t num_early;
 };
 
+#define SIM_DEFAULT_BLOCK_SIZE 512
+
 struct sim_trace_options {
+    /* Tokens. 0: what the lines of requests say of themselves, else SIM_DEFAULT_BLOCK_SIZE. */
     int32_t block_size;
     const double *starts; /* [num_starts] s, of the sessions in the file's order; NULL: drawn */
     size_t num_starts;

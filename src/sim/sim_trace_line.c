@@ -2,6 +2,7 @@
 #include "sim/sim_trace_line.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -11,20 +12,34 @@
 #define MAX_SECONDS 1e8
 #define NS_PER_S 1e9
 
-enum sim_format sim_line_format(const char *line, size_t num_bytes)
+static void read_int32(struct scan *scan, int32_t *value)
+{
+    uint64_t whole = 0;
+
+    if (scan_whole(scan, INT32_MAX, &whole)) {
+        *value = (int32_t)whole;
+    }
+}
+
+enum sim_format sim_line_format(const char *line, size_t num_bytes, int32_t *block_size)
 {
     struct scan scan = scan_begin(line, num_bytes);
     const char *key = NULL;
     size_t key_bytes = 0;
     bool has_timestamp = false, has_ids = false, has_chat = false, has_requests = false;
 
+    *block_size = 0;
     scan_object(&scan);
     while (scan_key(&scan, &key, &key_bytes)) {
         has_timestamp = has_timestamp || scan_equal(key, key_bytes, "timestamp");
         has_ids = has_ids || scan_equal(key, key_bytes, "hash_ids");
         has_chat = has_chat || scan_equal(key, key_bytes, "chat_id");
         has_requests = has_requests || scan_equal(key, key_bytes, "requests");
-        scan_skip(&scan);
+        if (scan_equal(key, key_bytes, "block_size")) {
+            read_int32(&scan, block_size);
+        } else {
+            scan_skip(&scan);
+        }
     }
     if (!scan_is_good(&scan)) {
         return SIM_FORMAT_NONE;
@@ -74,12 +89,31 @@ static enum imbrex_status read_ids(struct sim_builder *builder, struct scan *sca
     return IMBREX_STATUS_OK;
 }
 
-static void read_int32(struct scan *scan, int32_t *value)
+/* Each full block of a prompt has an id. */
+static void check_ids(struct scan *scan, int32_t num_tokens, int32_t block_size, int64_t num_ids)
 {
-    uint64_t whole = 0;
+    char expected[80];
+    int32_t num_blocks = num_tokens / block_size;
 
-    if (scan_whole(scan, INT32_MAX, &whole)) {
-        *value = (int32_t)whole;
+    (void)snprintf(expected, sizeof(expected), "%d or more, for %d tokens in blocks of %d",
+                   num_blocks, num_tokens, block_size);
+    if (num_ids < 0) {
+        scan_refuse(scan, "hash_ids", "an array", "none");
+    } else if (num_ids < num_blocks) {
+        scan_refuse(scan, "hash_ids", expected, "%lld", (long long)num_ids);
+    }
+}
+
+/* `found` is 0 if a line has none. */
+static void check_block_size(struct scan *scan, int32_t expected, int32_t found)
+{
+    char text[64];
+
+    (void)snprintf(text, sizeof(text), "%d as in the lines before", expected);
+    if (found == 0) {
+        scan_refuse(scan, "block_size", text, "none");
+    } else if (found != expected) {
+        scan_refuse(scan, "block_size", text, "%d", found);
     }
 }
 
@@ -92,12 +126,14 @@ static enum imbrex_status read_single(struct sim_line_reader *reader, struct sca
     bool is_bailian = trace->format == SIM_FORMAT_BAILIAN;
     const char *key = NULL;
     size_t key_bytes = 0;
-    double timestamp = -1, parent = 0;
+    double timestamp = (double)NAN, parent = 0;
     int64_t num_ids = -1;
-    int32_t request_idx = -1;
+    int32_t request_idx = -1, block_size = 0;
     struct sim_request request = {.predecessor = -1, .session = -1, .num_tokens = -1};
 
-    trace->trace_block_size = is_bailian ? BAILIAN_BLOCK_SIZE : MOONCAKE_BLOCK_SIZE;
+    trace->trace_block_size = trace->named_block_size > 0 ? trace->named_block_size
+                              : is_bailian                ? BAILIAN_BLOCK_SIZE
+                                                          : MOONCAKE_BLOCK_SIZE;
     if (trace->block_size % trace->trace_block_size != 0) {
         return IMBREX_STATUS_OK; /* the reader of the file says so */
     }
@@ -112,6 +148,8 @@ static enum imbrex_status read_single(struct sim_line_reader *reader, struct sca
             read_int32(scan, &request.num_output);
         } else if (scan_equal(key, key_bytes, "parent_chat_id")) {
             scan_number(scan, INFINITY, &parent);
+        } else if (scan_equal(key, key_bytes, "block_size")) {
+            read_int32(scan, &block_size);
         } else if (scan_equal(key, key_bytes, "hash_ids") && num_ids < 0) {
             TRY(read_ids(builder, scan, &num_ids, err));
         } else {
@@ -119,15 +157,18 @@ static enum imbrex_status read_single(struct sim_line_reader *reader, struct sca
         }
     }
     scan_end(scan);
-    if (timestamp < 0) {
-        scan_fail(scan, "expected a timestamp of 0 or more");
+    if (isnan(timestamp)) {
+        scan_refuse(scan, "timestamp", "a number of 0 or more", "none");
+    } else if (timestamp < 0) {
+        scan_refuse(scan, "timestamp", "a number of 0 or more", "%g", timestamp);
     }
     if (request.num_tokens < 0) {
-        scan_fail(scan, "expected input_length");
+        scan_refuse(scan, "input_length", "a whole number", "none");
     }
-    if (num_ids < request.num_tokens / trace->trace_block_size) {
-        scan_fail(scan, "fewer hash_ids than input_length has full blocks");
+    if (trace->named_block_size > 0 || block_size > 0) {
+        check_block_size(scan, trace->trace_block_size, block_size);
     }
+    check_ids(scan, request.num_tokens, trace->trace_block_size, num_ids);
     if (!scan_is_good(scan)) {
         return IMBREX_STATUS_OK;
     }
@@ -144,6 +185,7 @@ struct weka_list {
     double previous_end_s; /* as recorded, on the session's clock */
     double begin_s;        /* of the list, on the session's clock */
     bool has_known_end;    /* of previous, which is of this list */
+    double latest_t;       /* of its requests so far */
 };
 
 /* What stands in one element of a list. */
@@ -151,7 +193,7 @@ struct weka_request {
     struct sim_request request;
     double t, api_time, think_time, duration; /* s; api_time, think_time < 0: not said */
     int64_t num_ids;
-    bool is_agent;
+    bool is_agent, has_time;
     struct scan nested; /* at the agent's list, which is read when all about it is known */
     bool has_nested;
 };
@@ -187,6 +229,7 @@ static enum imbrex_status read_weka_fields(struct sim_line_reader *reader, struc
 
     *element = (struct weka_request){
         .request = {.predecessor = -1, .session = reader->line_idx, .num_tokens = -1},
+        .t = -1,
         .api_time = -1,
         .think_time = -1,
         .num_ids = -1};
@@ -223,6 +266,8 @@ static enum imbrex_status read_weka_fields(struct sim_line_reader *reader, struc
             scan_skip(scan);
         }
     }
+    element->has_time = element->t >= 0;
+    element->t = element->has_time ? element->t : 0;
     return IMBREX_STATUS_OK;
 }
 
@@ -242,11 +287,11 @@ static enum imbrex_status read_weka_agent(struct sim_line_reader *reader, struct
                               .begin_s = element->t - element->duration};
 
     if (!element->has_nested) {
-        scan_fail(scan, "a subagent without requests");
+        scan_refuse(scan, "requests", "an array in a subagent", "none");
         return IMBREX_STATUS_OK;
     }
     if (agent.depth > MAX_AGENT_DEPTH) {
-        scan_fail(scan, "subagents nested too deeply");
+        scan_refuse(scan, "requests", "at most 8 subagents in one another", "more");
         return IMBREX_STATUS_OK;
     }
     if (agent.begin_s < 0) {
@@ -254,7 +299,7 @@ static enum imbrex_status read_weka_agent(struct sim_line_reader *reader, struct
     }
     TRY(read_weka_list(reader, &element->nested, &agent, err));
     if (!scan_is_good(&element->nested)) {
-        scan_fail(scan, element->nested.reason);
+        scan_fail_as(scan, &element->nested);
     }
     return IMBREX_STATUS_OK;
 }
@@ -268,11 +313,9 @@ static enum imbrex_status add_weka_request(struct sim_line_reader *reader, struc
     double wait_s = list->previous < 0 ? at_s : at_s - list->previous_end_s;
 
     if (element->request.num_tokens < 0) {
-        scan_fail(scan, "a request without in");
-    } else if (element->num_ids < 0) {
-        scan_fail(scan, "a request without hash_ids");
-    } else if (element->num_ids < element->request.num_tokens / trace->trace_block_size) {
-        scan_fail(scan, "fewer hash_ids than in has full blocks");
+        scan_refuse(scan, "in", "a whole number in each request", "none");
+    } else {
+        check_ids(scan, element->request.num_tokens, trace->trace_block_size, element->num_ids);
     }
     if (!scan_is_good(scan)) {
         return IMBREX_STATUS_OK;
@@ -286,6 +329,8 @@ static enum imbrex_status add_weka_request(struct sim_line_reader *reader, struc
     element->request.predecessor = list->previous;
     element->request.start_ns = wait_s > 0 ? (int64_t)(wait_s * NS_PER_S) : 0;
     TRY(sim_builder_add_request(&reader->builder, &element->request, &list->previous, err));
+    trace->num_early += element->has_time && element->t < list->latest_t;
+    list->latest_t = element->t > list->latest_t ? element->t : list->latest_t;
     list->has_known_end = element->api_time >= 0;
     list->previous_end_s = at_s + (list->has_known_end ? element->api_time : 0);
     return IMBREX_STATUS_OK;
@@ -318,7 +363,7 @@ static enum imbrex_status read_weka(struct sim_line_reader *reader, struct scan 
     const char *key = NULL, *text = NULL;
     size_t key_bytes = 0, num_bytes = 0;
     int32_t trace_block_size = 0;
-    bool is_global = false, has_requests = false;
+    bool is_global = false, has_requests = false, has_block_size = false;
     struct scan requests = {.at = NULL};
     struct weka_list list = {.previous = -1};
 
@@ -326,6 +371,7 @@ static enum imbrex_status read_weka(struct sim_line_reader *reader, struct scan 
     while (scan_key(scan, &key, &key_bytes)) {
         if (scan_equal(key, key_bytes, "block_size")) {
             read_int32(scan, &trace_block_size);
+            has_block_size = true;
         } else if (scan_equal(key, key_bytes, "hash_id_scope")) {
             is_global =
                 scan_string(scan, &text, &num_bytes) && scan_equal(text, num_bytes, "global");
@@ -339,12 +385,13 @@ static enum imbrex_status read_weka(struct sim_line_reader *reader, struct scan 
     }
     scan_end(scan);
     if (!has_requests) {
-        scan_fail(scan, "a session without requests");
+        scan_refuse(scan, "requests", "an array", "none");
     }
-    if (trace_block_size < 1) {
-        scan_fail(scan, "expected a block_size of 1 or more");
-    } else if (trace->num_requests > 0 && trace->trace_block_size != trace_block_size) {
-        scan_fail(scan, "block_size is not that of the sessions before");
+    if (trace->num_requests > 0) {
+        check_block_size(scan, trace->trace_block_size, trace_block_size);
+    } else if (trace_block_size < 1) {
+        scan_refuse(scan, "block_size", "a whole number of 1 or more", "%s",
+                    has_block_size ? "0" : "none");
     }
     if (!scan_is_good(scan)) {
         return IMBREX_STATUS_OK;
@@ -356,7 +403,7 @@ static enum imbrex_status read_weka(struct sim_line_reader *reader, struct scan 
     list.space = is_global ? 0 : (uint64_t)reader->line_idx + 1;
     TRY(read_weka_list(reader, &requests, &list, err));
     if (!scan_is_good(&requests)) {
-        scan_fail(scan, requests.reason);
+        scan_fail_as(scan, &requests);
         return IMBREX_STATUS_OK;
     }
     trace->num_sessions++;

@@ -12,7 +12,7 @@ import unittest
 from support import IMBREX, SANITIZED, TIMEOUT_S, TestCase, open_terminal, run
 
 OPTIONS = {"requests", "concurrency", "rate", "prompt-tokens", "output-tokens", "trace", "speed",
-           "clip", "n", "priority-mix", "temp", "seed", "warmup", "ctx-size", "kv-tokens",
+           "clip", "n", "priority-mix", "temp", "seed", "warmup", "ctx-size", "kv-cache",
            "max-running", "max-step-tokens", "no-batch-invariant", "compare-invariant", "threads",
            "cpu", "slo-ttft", "slo-itl", "json", "help", "kv-policy", "kv-dtype", "kv-host",
            "kv-disk", "kv-prefetch", "kv-remote", "kv-remote-secret", "kv-write", "shared-prefix",
@@ -206,7 +206,7 @@ class Loads(BenchTestCase):
     # Fault: less KV cache than the requests need hangs, fails them, or loses tokens.
     def test_small_kv_cache(self):
         result = self.bench("--requests", "6", "--concurrency", "6", "--prompt-tokens", "8",
-                            "--output-tokens", "60", "--kv-tokens", "96")["result"]
+                            "--output-tokens", "60", "--kv-cache", "96")["result"]
         self.assertEqual((result["completed"], result["output_tokens"]), (6, 360))
         self.assertGreater(result["preemptions"], 0)
 
@@ -214,7 +214,7 @@ class Loads(BenchTestCase):
     # of something else, or shown where nothing is kept.
     def test_shared_prefix(self):
         arguments = ["--requests", "7", "--concurrency", "1", "--prompt-tokens", "64",
-                     "--output-tokens", "2", "--warmup", "2", "--kv-tokens", "2048"]
+                     "--output-tokens", "2", "--warmup", "2", "--kv-cache", "2048"]
         alike = [*arguments, "--shared-prefix", "48"]
         report = self.bench(*alike)
         result = report["result"]
@@ -408,7 +408,7 @@ class Reports(BenchTestCase):
     # Fault: one of a thing is shown as many.
     def test_singular(self):
         result = run("bench", "engine", "--requests", "1", "--prompt-tokens", "1",
-                     "--output-tokens", "1", "--kv-tokens", "2", "--max-running", "1")
+                     "--output-tokens", "1", "--kv-cache", "2", "--max-running", "1")
         self.assert_ok(result)
         text = result.stdout.decode()
         for words in ("1 KV block of", "at most 1 sequence and 2 tokens", " 1 request,",
@@ -470,7 +470,7 @@ class Reports(BenchTestCase):
     def test_interrupted_requests(self):
         text, report = self.interrupt(rb"0 of 3 requests, 3 running", "--requests", "3",
                                       "--warmup", "0", "--prompt-tokens", "5", "--output-tokens",
-                                      "50000", "-c", "50005", "--kv-tokens", "50005")
+                                      "50000", "-c", "50005", "--kv-cache", "50005")
         result = report["result"]
         self.assertEqual((result["completed"], result["cancelled"]), (0, 3))
         self.assertGreater(result["output_tokens"], 0)
@@ -498,7 +498,8 @@ class Mistakes(TestCase):
 
     # Fault: a slip in the second word is answered without naming it, or without a way on.
     def test_commands(self):
-        self.assert_error(run("bench"), 2, "bench: no command", "imbrex bench --help")
+        self.assert_error(run("bench"), 2, "bench: expected a command behind it",
+                          "imbrex bench --help")
         self.assert_error(run("bench", "enigne"), 2, "enigne", "did you mean engine?",
                           "imbrex bench --help")
         self.assert_error(run("bench", "-x"), 2, "unknown option -x")
@@ -539,7 +540,8 @@ class Mistakes(TestCase):
         self.assert_refused("--slo-itl", "1e-300", ["--slo-itl", "[1e-06, 1e+09]"])
         self.assert_refused("--max-running", "4097", ["--max-running", "[1, 4096]", "4097"])
         self.assert_refused("--max-step-tokens", "65537", ["--max-step-tokens", "[1, 65536]"])
-        self.assert_refused("--kv-tokens", "191", ["--kv-tokens", "192", "191"])
+        self.assert_error(run("bench", "engine", "--kv-cache", "191"), 2,
+                          "--kv-cache: expected at least the context of 192 tokens", "found 191")
         self.assert_refused("--json", "", ["--json", "name of a file", '""'])
         self.assert_refused("--trace", "", ["--trace", "name of a file", '""'])
 

@@ -10,11 +10,11 @@ from support import TestCase, run
 
 OPTIONS = {"sessions", "session-rate", "turns", "think", "system-tokens", "turn-tokens",
            "output-tokens", "trace", "starts", "requests", "scale", "speed", "concurrency", "seed",
-           "policy", "rounds", "kv-tokens", "tiers", "kv-host", "kv-disk", "kv-prefetch",
+           "policy", "rounds", "kv-cache", "tiers", "kv-host", "kv-disk", "kv-prefetch",
            "kv-write", "max-running", "ctx-size", "threads", "cpu", "device", "kv-dtype",
            "write-trace", "json", "help"}
 # One after the other: what is found depends on no time.
-ONE = ("--concurrency", "1", "--kv-tokens", "4096", "--policy", "lru")
+ONE = ("--concurrency", "1", "--kv-cache", "4096", "--policy", "lru")
 # Short conversations.
 SHORT = ("--turns", "3", "--system-tokens", "64", "--turn-tokens", "32", "--output-tokens", "16",
          "--think", "1")
@@ -73,7 +73,7 @@ class Conversations(KvTestCase):
     # Fault: a request that waits for its time is lost, or sent twice.
     def test_times(self):
         report = self.bench(*SHORT, "--sessions", "4", "--speed", "50", "--policy", "lru",
-                            "--kv-tokens", "4096")
+                            "--kv-cache", "4096")
         self.assertEqual((report["load"]["concurrency"], report["load"]["requests"]), (0, 12))
         self.assertEqual(report["runs"][0]["prompt_tokens"], 4 * 432)
 
@@ -89,7 +89,7 @@ class Policies(KvTestCase):
     # Fault: a tier that is not below its run, or is below the others; less that is found with it.
     def test_host(self):
         runs = self.bench("--sessions", "8", "--concurrency", "1", "--policy", "none,lru",
-                          "--kv-tokens", "256", "--ctx-size", "256", "--kv-host", "16M",
+                          "--kv-cache", "256", "--ctx-size", "256", "--kv-host", "16M",
                           *SHORT)["runs"]
         self.assertEqual([(one["policy"], one["has_host"]) for one in runs],
                          [("none", False), ("lru", False), ("lru", True)])
@@ -100,7 +100,7 @@ class Policies(KvTestCase):
     # are shown as another's.
     def test_rounds(self):
         runs = self.bench("--sessions", "6", *SHORT, "--concurrency", "1", "--policy", "none,lru",
-                          "--rounds", "2", "--kv-tokens", "300", "--ctx-size", "256")["runs"]
+                          "--rounds", "2", "--kv-cache", "300", "--ctx-size", "256")["runs"]
         self.assertEqual([(one["policy"], one["round"]) for one in runs],
                          [("none", 1), ("lru", 1), ("lru", 2), ("none", 2)])
         self.assertEqual(runs[1]["cached_tokens"], runs[2]["cached_tokens"])
@@ -120,7 +120,7 @@ class Policies(KvTestCase):
     # Fault: a smaller cache finds as much: its size is not what was asked for.
     def test_cache_size(self):
         small, large = (self.bench("--sessions", "8", *SHORT, "--concurrency", "1", "--policy",
-                                   "lru", "--kv-tokens", size) for size in ("512", "8192"))
+                                   "lru", "--kv-cache", size) for size in ("512", "8192"))
         self.assertEqual((small["engine"]["kv_num_blocks"], large["engine"]["kv_num_blocks"]),
                          (32, 512))
         self.assertLess(small["runs"][0]["cached_tokens"], large["runs"][0]["cached_tokens"])
@@ -186,23 +186,31 @@ class Tiers(KvTestCase):
                          // 3)
         self.assertEqual(len(report["runs"]), 3)
 
-    # Fault: a disk alone is not tried, or not in a folder that is not there yet.
+    # Fault: a disk alone is not tried, or not in a folder that is not there yet; folders that were
+    # made for the runs stay, or others go; a command line that gives another engine.
     def test_disk_alone(self):
-        folder = self.path("some/where")
-        runs = self.bench(*self.SHAPE, "--concurrency", "1", "--kv-tokens", "256", "--ctx-size",
-                          "256", "--policy", "lru", "--kv-disk", f"{folder}:128M")["runs"]
-        self.assertEqual(os.listdir(folder), [])
+        os.mkdir(self.path("some"))
+        report = self.bench(*self.SHAPE, "--concurrency", "1", "--kv-cache", "256", "--ctx-size",
+                            "256", "--policy", "lru", "--kv-dtype", "int8", "--cpu", "ref",
+                            "--kv-disk", f"{self.path('some')}//where/else/:128M")
+        runs = report["runs"]
+        self.assertEqual(os.listdir(self.path("some")), [])
+        self.assertIn(" --kv-dtype int8 --cpu ref", report["command_line"])
         self.assertEqual([(one["has_host"], one["has_disk"]) for one in runs],
                          [(False, False), (False, True)])
-        # What has just passed through RAM on its way to the disk is found there.
-        self.assertGreater(runs[1]["host_tokens"] + runs[1]["disk_tokens"], 0)
+        # What has just passed through RAM on its way to the disk is found there, and is the disk's.
+        self.assertGreater(runs[1]["disk_tokens"], 0)
+        self.assertEqual(runs[1]["host_tokens"], 0)
+        # Blocks go down as they are computed.
+        self.assertGreater(runs[1]["kv_written"], 0)
+        self.assertEqual(runs[0]["kv_written"], 0)
         self.assertGreater(runs[1]["cached_tokens"], runs[0]["cached_tokens"])
 
     # Fault: kv-sim replays another load than the engine had: other prompts, equal blocks that are
     # not, times.
     def test_written_trace(self):
         path = self.path("load.jsonl")
-        shape = (*self.SHAPE, "--turn-tokens", "20", "--policy", "lru", "--kv-tokens", "8192")
+        shape = (*self.SHAPE, "--turn-tokens", "20", "--policy", "lru", "--kv-cache", "8192")
         report = self.bench(*shape, "--speed", "50", "--write-trace", path)
         with open(path, encoding="utf-8") as file:
             requests = [json.loads(line) for line in file]
@@ -219,14 +227,25 @@ class Tiers(KvTestCase):
         self.assertEqual({len({one["hash_ids"][i] for one in requests}) for i in range(4)}, {1})
         last_of = 64 + 3 * 20 + 2 * 16
         self.assertEqual(len(paths), 4 + 8 * ((last_of - 64) // 16))
-        result = run("kv-sim", "--trace", path, "--capacity", "8192", "--block", "16", "--policy",
-                     "lru", "--prefill-rate", "1G", "--warm", "0", "--json", "-")
+        # The replay takes the block size of the engine, which stands in the trace.
+        result = run("kv-sim", "--trace", path, "--capacity", "8192", "--policy", "lru",
+                     "--prefill-rate", "1G", "--warm", "0", "--json", "-")
         self.assert_ok(result)
-        row = json.loads(result.stdout)["tables"][0]["rows"][-1]
+        table = json.loads(result.stdout)["tables"][0]
+        self.assertEqual((table["trace"]["block_size"], table["trace"]["early_requests"]), (16, 0))
+        row = table["rows"][-1]
         self.assertEqual(row["policy"], "infinite")
         hits = round(row["hit_rate"] * report["runs"][0]["prompt_tokens"])
         self.assertEqual(hits, sum(one["input_length"] // 16 for one in requests) * 16
                          - len(paths) * 16)
+        # Played again, times are still seconds, blocks of 16 tokens; what fills none is left out.
+        again = self.bench("--policy", "lru", "--kv-cache", "8192", "--speed", "10", "--trace",
+                           path)
+        self.assertEqual((again["load"]["block_tokens"], again["load"]["requests"]),
+                         (16, len(requests)))
+        self.assertEqual(again["load"]["different_tokens"], 16 * len(paths))
+        self.assertEqual(again["runs"][0]["prompt_tokens"],
+                         sum(16 * len(one["hash_ids"]) for one in requests))
 
 
 class Traces(KvTestCase):
@@ -264,6 +283,10 @@ class Traces(KvTestCase):
         arguments = (*ONE, "--scale", "0.25", "--requests", "1", "--trace", path)
         # Only the first of both is sent: the sessions in front that have so many requests.
         self.assertEqual(self.bench(*arguments)["runs"][0]["prompt_tokens"], 16)
+        # What is left out of a session counts for nothing.
+        turns = self.write("turns.jsonl", weka([turn(0, 1), turn(1, 1, 2)]))
+        report = self.bench(*ONE, "--scale", "0.25", "--requests", "1", "--trace", turns)
+        self.assertEqual(report["load"]["different_tokens"], 16)
         arguments = (*ONE, "--scale", "0.25", "--requests", "2", "--trace", path)
         # The prompt of one block is found by the longer one, not the other way round.
         for content, expected in (("5\n0.5\n", 0), ("0.5\n5\n", 16)):
@@ -294,14 +317,25 @@ class Mistakes(TestCase):
     # Fault: a line that is no request is read as one, or the message does not name it.
     def test_lines(self):
         good = json.loads(mooncake((1, 2)))
-        for change in ({"hash_ids": [1]}, {"hash_ids": [1, -1]}, {"hash_ids": [1, "x"]},
-                       {"hash_ids": None}, {"input_length": "x"}, {"output_length": -1},
-                       {"timestamp": -1}, {"timestamp": None}):
-            path = self.write("trace.jsonl", mooncake((1, 2)) + json.dumps({**good, **change}))
-            self.assert_refused("--trace", path, ["trace.jsonl: line 2: expected"])
-        for content in ("nonsense\n", "[]\n", "3\n", '{"requests": 3, "block_size": 4}\n',
-                        '{"requests": [], "block_size": 0}\n', weka([{"t": 1}])):
-            self.assert_refused("--trace", self.write("trace.jsonl", content), ["line 1: expected"])
+        for field, value, found in (
+                ("hash_ids", [1], "1"), ("hash_ids", [1, -1], "-1"), ("hash_ids", [1, "x"], '"x"'),
+                ("hash_ids", None, "null"), ("input_length", "x", '"x"'),
+                ("output_length", -1, "-1"), ("timestamp", -1, "-1"), ("timestamp", None, "null"),
+                ("timestamp", [0] * 99, "[0,0"), ("block_size", 16, "16")):
+            path = self.write("trace.jsonl",
+                              mooncake((1, 2)) + json.dumps({**good, field: value}))
+            self.assert_refused("--trace", path, [f"trace.jsonl: line 2: {field}: expected ",
+                                                  f", found {found}"])
+        for content, expected in (
+                ("nonsense\n", "expected a JSON object, found "),
+                ("[]\n", "expected a JSON object, found another value"),
+                ("3\n", "expected a JSON object, found "),
+                ("{}\n", "timestamp: expected a number of ms in"),
+                ('{"requests": 3, "block_size": 4}\n', "requests: expected an array, found 3"),
+                ('{"requests": [], "block_size": 0}\n', "block_size: expected 1 or more"),
+                (weka([{"t": 1}]), "in: expected a number of tokens")):
+            self.assert_refused("--trace", self.write("trace.jsonl", content),
+                                [f"line 1: {expected}"])
         self.assert_refused("--trace", self.write("trace.jsonl", mooncake((1,), (1,),
                                                                           times=[5, 4])),
                             ["line 2", "not before"])
@@ -325,7 +359,7 @@ class Mistakes(TestCase):
         self.assert_refused("--scale", "1", ["--scale", "--trace"])
         self.assert_refused("--starts", "x", ["--starts", "--trace"])
         self.assert_refused("--speed", "3", "--concurrency", "2", ["both"])
-        self.assert_refused("--kv-tokens", "9", ["--kv-tokens", "context", "9"])
+        self.assert_refused("--kv-cache", "9", ["--kv-cache", "context", "9"])
         self.assert_refused("--turns", "3-", ["bench kv: --turns", '"3-"'])
         for names in ("", "lru,", "lru,,lfu", "lur", "lru lfu", "x" * 40):
             self.assert_refused("--policy", names, ["--policy: expected one of lru,", "none"])

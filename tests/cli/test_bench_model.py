@@ -56,6 +56,16 @@ class BenchModel(TestCase):
             self.assertIsNone(row["roof"])
             self.assertGreater(min(row["samples_ns"]), 0)
 
+    # Fault: contexts that the model was not made for are measured without a word, or refused; a
+    # warning of one that it was made for.
+    def test_long_contexts(self):
+        for tokens, is_warned in (("512", False), ("520", True)):
+            result = run("bench", "model", "-p", tokens, "-n", "0", "-r", "1", "--no-warmup",
+                         "--no-roofs")
+            self.assert_ok(result)
+            self.assertEqual("contexts of up to 520 tokens, more than the 512" in
+                             result.stderr.decode(), is_warned)
+
     # Fault: a report that does not fit on the disk leaves half of it in place of the one before.
     def test_full_disk(self):
         path = self.path("report.json")
@@ -78,6 +88,15 @@ class BenchModel(TestCase):
             self.assert_error(run("bench", *arguments, "--json", path, **full), 1, path,
                               "File too large")
             self.assertFalse(os.path.exists(path) or os.path.exists(path + ".partial"))
+
+    # Fault: random weights that no memory is there for are drawn until the system ends somebody.
+    def test_more_weights_than_memory(self):
+        with open("/proc/meminfo", encoding="ascii") as file:
+            if int(re.search(r"MemTotal: +(\d+)", file.read())[1]) * 1024 > 140e9:
+                self.skipTest("this machine may have the memory of a 72B model")
+        model = "random:qwen2.5-72b"
+        self.assert_error(run("bench", "model", model, "-p", "1", "-n", "0"), 2,
+                          f"{model}: expected weights of at most the ", "has left, found ")
 
     # Fault: Ctrl-C while random weights are drawn waits until all of them are, for an empty table.
     def test_interrupt_while_opening(self):
@@ -207,7 +226,7 @@ class BenchModel(TestCase):
         self.refused(["--energy-ms", "500", "--device", "cpu"], "--energy-ms", "GPU")
         self.refused(["--ablate", "mlp", "--device", "cpu"], "--ablate", "GPU")
         self.refused(["a.gguf", "-m", "b.gguf"], "MODEL", "--model")
-        self.refused(["-d", "8", "--no-roofs"], "--depth", "16")
+        self.refused(["-d", "8", "-p", "16", "--no-roofs"], "--depth", "16")
         self.refused(["-b", "1,32", "-u", "16"], "--batch", "at most 1 ", "found 32")
         self.refused(["--json", ""], "--json")
         self.refused(["-m", self.path("none.gguf")], "none.gguf")

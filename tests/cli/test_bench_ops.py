@@ -37,6 +37,7 @@ class BenchOps(TestCase):
         self.refused(["--shapes", "7B,"], "--shapes", '""')
         self.refused(["--shapes", "3584x"], "--shapes", '"3584x"')
         self.refused(["--shapes", "0x128"], "--shapes", '"0x128"')
+        self.refused(["--shapes", "99999999999x2"], "from 1 to 16777216", '"99999999999x2"')
         self.refused(["--shapes", "128x64y"], "--shapes", '"128x64y"')
         self.refused(["--shapes", ",".join(["7B"] * 33)], "--shapes", "at most 32")
         self.refused(["--m", "128,-1"], "--m", '"-1"')
@@ -113,7 +114,8 @@ class BenchOps(TestCase):
         num_contestants = sum(len(row["contestants"]) for row in report["rows"])
         self.assertEqual(len(printed), 1 + num_contestants + len(report["left_out"]))
         for row in report["rows"]:
-            self.assertEqual(row["roof_us"] > 0, "--no-roofs" not in arguments)
+            has_roof = "--no-roofs" not in arguments and row["bound_by"] != "cache"
+            self.assertEqual(row["roof_us"] > 0, has_roof)
             for contestant in row["contestants"]:
                 self.assertLessEqual(contestant["us"]["p10"], contestant["us"]["median"])
                 self.assertLessEqual(contestant["us"]["median"], contestant["us"]["p90"])
@@ -162,6 +164,18 @@ class BenchOps(TestCase):
         printed = result.stdout.decode()
         for option in ("--shapes qwen2.5", "--m 1,8,64,512"):
             self.assertIn(option, printed)
+
+    # Fault: what lies in caches is said to reach a share of the rate of memory.
+    def test_cached_ops(self):
+        for op, is_cached in (("rmsnorm", True), ("rope_kv", True), ("attention", False)):
+            report = self.cpu_report("--op", op, "--shapes", "0.5B", "--m", "1", "--cpu",
+                                     "ref")
+            # Which of the two rates bounds attention is for this machine to say.
+            self.assertEqual([row["bound_by"] == "cache" for row in report["rows"]], [is_cached])
+
+    # Fault: kernels that round activations are measured against bounds of those that do not.
+    def test_rounding_kernels(self):
+        self.refused(["--device", "cpu", "--cpu", "amx-bf16"], "--cpu", 'found "amx-bf16"')
 
     # Fault: kernels by name that are not those, or of which others run beside them.
     def test_one_path(self):

@@ -238,12 +238,12 @@ class Pipe(TestCase):
         self.assertNotIn("cached", lost.stderr.decode())
 
     # Fault: a cache that is too small for the context is made.
-    def test_kv_blocks(self):
-        self.assert_ok(chat("--ctx-size", "128", "--kv-blocks", "8", text="Hello\n"))
-        self.assert_error(chat("--ctx-size", "128", "--kv-blocks", "7", text="Hello\n"), 2,
-                          "--kv-blocks: expected 8 to", "found 7")
-        self.assert_error(chat("--ctx-size", "128", "--kv-blocks", "300K", text="Hello\n"), 2,
-                          "--kv-blocks: expected 8 to", "found 300K, which is 4")
+    def test_kv_cache(self):
+        self.assert_ok(chat("--ctx-size", "128", "--kv-cache", "128", text="Hello\n"))
+        self.assert_error(chat("--ctx-size", "128", "--kv-cache", "127", text="Hello\n"), 2,
+                          "--kv-cache: expected at least the context of 128 tokens", "found 127")
+        self.assert_error(chat("--ctx-size", "128", "--kv-cache", "300K", text="Hello\n"), 2,
+                          "context of 128 tokens", "found 300K, which is 64 in blocks of 16")
 
     def reply(self, text):
         """The text of a reply, as it is remembered."""

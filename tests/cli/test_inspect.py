@@ -86,18 +86,18 @@ class Inspect(TestCase):
         shown = self.inspect(folder)
         self.assertEqual(shown["memory_plan"]["kv_policy"], "lru")
         block_bytes = shown["memory_plan"]["kv_block_size"] * shown["kv_bytes_per_token"]
-        for amount, num_blocks in (("300", 300), ("4M", (4 << 20) // block_bytes),
+        for amount, num_blocks in (("4800", 300), ("4M", (4 << 20) // block_bytes),
                                    ("9000K", (9000 << 10) // block_bytes)):
-            plan = self.inspect(folder, "--kv-blocks", amount, "--kv-policy", "lfu")["memory_plan"]
+            plan = self.inspect(folder, "--kv-cache", amount, "--kv-policy", "lfu")["memory_plan"]
             self.assertEqual((plan["kv_num_blocks"], plan["kv_policy"]), (num_blocks, "lfu"))
         text = run("inspect", folder, "--kv-policy", "none").stdout.decode()
         self.assertRegex(text, r"(?m)^  KV +.* blocks of \d+ tokens in fp32, policy none$")
         for amount in ("", "0", "x", "M", "3X", "3MB", "-3", "1.5M", "999999999999T"):
-            self.assert_error(run("inspect", folder, "--kv-blocks", amount), 2, "--kv-blocks",
+            self.assert_error(run("inspect", folder, "--kv-cache", amount), 2, "--kv-cache",
                               f'found "{amount}"')
         for amount in ("2", "1K", "99999999999", "900G"):
-            self.assert_error(run("inspect", folder, "--kv-blocks", amount), 2, "--kv-blocks",
-                              "256 to 67108864 blocks", "4096 tokens")
+            self.assert_error(run("inspect", folder, "--kv-cache", amount), 2, "--kv-cache",
+                              "context of 4096 tokens, at most 1073741824", f"found {amount}")
         self.assert_error(run("inspect", folder, "--kv-policy", "lur"), 2,
                           "--kv-policy: expected one of lru,", ', none, found "lur"')
 

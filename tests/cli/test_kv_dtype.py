@@ -33,7 +33,7 @@ class KvDtype(TestCase):
     def test_inspect(self):
         self.assertEqual(self.inspect()["memory_plan"]["kv_dtype"], "fp32")
         for name in NAMES:
-            shown = self.inspect("--kv-dtype", name, "--kv-blocks", "8M")
+            shown = self.inspect("--kv-dtype", name, "--kv-cache", "8M")
             plan = shown["memory_plan"]
             self.assertEqual(plan["kv_dtype"], name)
             self.assertEqual(shown["kv_bytes_per_token"], TOKEN_BYTES[name])

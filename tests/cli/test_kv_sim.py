@@ -307,7 +307,8 @@ class BadLines(KvSimTestCase):
         result = run(*arguments, "--html", page)
         self.assert_ok(result)
         self.assertEqual(result.stderr, b"")
-        self.assertRegex(result.stdout.decode(), r"(?m)^skipped +2 lines; the first is line 7: \S")
+        self.assertRegex(result.stdout.decode(), r"(?m)^skipped +2 lines; the first is line 7: "
+                         r'timestamp: expected a number, found "x"$')
         with open(page, encoding="utf-8") as file:
             texts = "".join(text for _, text in Page(self, file.read()).texts)
         self.assertRegex(texts, r"2 lines could not be read and were skipped; the first is line 7:")
@@ -322,10 +323,29 @@ class BadLines(KvSimTestCase):
                           trace["num_requests"]), (2, 7, 118))
         self.assertTrue(trace["bad_lines"]["first_reason"])
 
+    # Fault: requests that came before those above them are sorted without a word.
+    def test_early(self):
+        lines = chat_trace().split("\n")
+        path = self.write("early.jsonl", "\n".join([lines[20], *lines[:20]]))
+        arguments = ["kv-sim", "--trace", path, "--capacity", "8k", "--policy", "lru"]
+        text = "20 requests with a time before one above: put in order of time"
+        result = run(*arguments)
+        self.assertRegex(result.stdout.decode(), rf"(?m)^order +{text}$")
+        result = run(*arguments, "--json", "-")
+        self.assertIn(f"early.jsonl: {text}", result.stderr.decode())
+        self.assertEqual(json.loads(result.stdout)["tables"][0]["trace"]["early_requests"], 20)
+
     # Fault: a message that calls an option by the name of its field in C.
     def test_field_names(self):
+        self.assert_error(run("kv-sim", "--trace", self.trace(), "--capacity", "10k", "--tier",
+                              "host:511:4"), 2,
+                          "--tier: capacity_tokens: expected at least a block, 512 tokens, found "
+                          "511")
+        self.assert_error(run("kv-sim", "--trace", self.trace(), "--capacity", "10k", "--block",
+                              "100"), 2,
+                          "--block: expected a multiple of the 512 tokens of an id in ")
         self.assert_error(run("kv-sim", "--trace", self.trace(), "--capacity", "10"), 2,
-                          "error: --capacity: expected at least a block of tokens each, found 10")
+                          "error: --capacity: expected at least a block, 512 tokens, found 10")
 
     # Fault: a trace without a readable line, or without block ids, looks like an empty cache.
     def test_refused(self):
@@ -801,7 +821,7 @@ class Mistakes(KvSimTestCase):
                 ("", form), ("host", form), ("host:3M", form), ("host:3M:4:5us:6", form),
                 ("host:3M:4:5us:", form), (":3M:4", 'NAME: expected 1 to 15 of a-z'),
                 ("Host:3M:4", 'found "Host"'), ("h" * 16 + ":3M:4", "NAME: expected"),
-                ("host:0:4", "SIZE: expected at least a block"), ("host:511:4", 'found "511"'),
+                ("host:0:4", "SIZE: expected at least a block"),
                 ("host:x:4", "SIZE: expected tokens such as 3M"), ("host:-1M:4", 'found "-1M"'),
                 ("host:nan:4", "SIZE: expected"), ("host:2e12:4", "at most 1e12"),
                 ("host:1GB:4", "bytes with --token-bytes"), ("host:1Gib:4", 'found "1Gib"'),

@@ -208,22 +208,29 @@ class KvTiers(TestCase):
                 os.unlink(path)
                 self.assertEqual(self.generate(*option)[0], text)
 
-    # Fault: blocks that a full disk does not take are lost without a word, or for another reason.
+    # Fault: a disk without room for a whole segment keeps nothing although blocks would fit; blocks
+    # that it does not take at all are lost without a word, or for another reason, or without what
+    # would be enough.
     def test_full_disk(self):
         folder = os.path.join(self.folder, "cache")
-        def limit():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        result = run("run", "-p", PROMPT, "-n", "4", "--kv-disk", folder + ":1G", preexec_fn=limit)
-        self.assert_ok(result)
-        self.assertRegex(result.stderr.decode(), r"3 blocks lost, [^\n]*: 3 without room on the "
-                         r"disk \(File too large\), 1 file that could not be made \(File too "
-                         r"large\)\n")
+        def run_with(limit_bytes):
+            def limit():
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+            result = run("run", "-p", PROMPT, "-n", "4", "--kv-disk", folder + ":1G",
+                         preexec_fn=limit)
+            self.assert_ok(result)
+            return result.stderr.decode()
+        self.assertRegex(run_with(8192), r"3 blocks lost, [^\n]*: 3 without room on the disk "
+                         r"\(File too large: expected room for one block, 28672 bytes\), 1 file "
+                         r"that could not be made \(File too large\)")
+        self.assertNotIn("lost", run_with(1 << 20))
+        self.assertIn("48 from disk", run_with(1 << 20))
 
-    # Fault: a folder that goes while the program runs ends it, or is not told of.
+    # Fault: a folder that goes while the program runs ends it, is not told of, or keeps nothing
+    # from then on.
     def test_folder_goes(self):
         folder = os.path.join(self.folder, "cache")
-        # Nothing is written before the end: a file that is open goes on taking blocks.
         with subprocess.Popen([IMBREX, "chat", "--chat-template", "chatml", "-n", "40",
                                "--kv-write", "demoted", "--kv-disk", folder + ":1G"],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -234,8 +241,10 @@ class KvTiers(TestCase):
             shutil.rmtree(folder)
             _, errors = chat.communicate()
             self.assertEqual(chat.returncode, 0, errors)
-        self.assertRegex(errors.decode(), rf"KV tiers in {re.escape(folder)}: \d+ blocks? lost, "
-                         r".*: \d+ (without room on|not written to) the disk \(No such file")
+        self.assertIn(f"KV folder {folder}: it or its lock was removed, or is out of reach: it was "
+                      "made anew", errors.decode())
+        self.assertEqual(os.path.getsize(os.path.join(folder, "imbrex-kv.secret")), 32)
+        self.assertTrue(any(name.endswith(".imbrex-kv") for name in os.listdir(folder)))
 
     # Fault: somebody else's file, named as ours are, that is removed, written over, or not told of.
     def test_strange_file(self):
@@ -414,11 +423,24 @@ class KvTiers(TestCase):
                            "kv_write")], ["int8", 3, "127.0.0.1:1/2?ttl=60", 20, "computed"])
         self.assertNotIn(b"hunter2", result.stdout + result.stderr + shown.stdout)
 
+    # Fault: blocks that went to the disk as they were computed, reported as "0 blocks copied down".
+    def test_written(self):
+        options = ("bench", "engine", "--requests", "20", "--concurrency", "4", "--prompt-tokens",
+                   "100", "--output-tokens", "20", "--warmup", "0", "-t", "1",
+                   "--kv-disk", self.path("kv") + ":1G")
+        result = run(*options)
+        self.assert_ok(result)
+        self.assertRegex(result.stdout.decode(), r"\n +[1-9]\d* blocks copied down, [1-9]\d* of "
+                         r"them while the KV cache kept them; 0 gone for want of room below")
+        cold = (*options[:-1], self.path("cold") + ":1G", "--json", "-")
+        shown = json.loads(run(*cold).stdout)["result"]
+        self.assertGreater(shown["kv_written"], 0)
+
     # Fault: hits of tiers that are not reported.
     def test_bench(self):
         result = run("bench", "engine", "--requests", "60", "--concurrency", "4",
                      "--prompt-tokens", "100", "--output-tokens", "20", "--shared-prefix", "64",
-                     "--warmup", "0", "--kv-tokens", "512", "--kv-host", "64M", "--json", "-")
+                     "--warmup", "0", "--kv-cache", "512", "--kv-host", "64M", "--json", "-")
         self.assert_ok(result)
         shown = json.loads(result.stdout)
         self.assertGreater(shown["engine"]["kv_host_bytes"], 0)
@@ -426,6 +448,7 @@ class KvTiers(TestCase):
         self.assertGreater(shown["result"]["kv_block_ns"], 0)
         self.assertGreater(shown["result"]["kv_recompute_ns"], 0)
         self.assertGreater(shown["result"]["kv_demoted"], 0)
+        self.assertEqual(shown["result"]["kv_written"], 0)
         self.assertEqual(shown["result"]["disk_tokens"], 0)
 
 

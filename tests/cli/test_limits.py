@@ -55,13 +55,24 @@ class AddressSpace(TestCase):
             self.assertTrue(failed or arguments[0] != "run", arguments)
             self.assertEqual(len(texts), 1, arguments)
 
-    # Fault: a context that does not fit is an error only after the user has waited, or a crash.
+    # Fault: a context that does not fit is an error only after the user has waited, or a crash;
+    # neither the limit that was met is named nor what would do with less.
     def test_large_context(self):
         model = self.model()
         model.config["max_position_embeddings"] = 1 << 20
         model.write()
         self.assert_error(run_limited(200 * 1024, "run", model.folder, "-p", "a", "-q", "-c",
-                                      str(1 << 20)), 1, NO_MEMORY)
+                                      str(1 << 20)), 1, NO_MEMORY,
+                          "less is taken with less of --ctx-size, --threads",
+                          "ulimit -v lets this process have 204800 KiB")
+
+    # Fault: a limit that was met is not named.
+    def test_few_files(self):
+        result = subprocess.run(["sh", "-c", 'ulimit -n 4 && exec "$@"', "sh", IMBREX, "run", "-q",
+                                 "--kv-disk", f"{self.path('folder')}:128M"],
+                                stdin=subprocess.DEVNULL, capture_output=True, check=False,
+                                timeout=TIMEOUT_S)
+        self.assert_error(result, 2, "Too many open files (ulimit -n says how many")
 
 
 @unittest.skipIf(SANITIZED, "the sanitizer needs memory of its own")

@@ -15,10 +15,10 @@ COMMANDS = {
             "kv-write", "help", *GPU},
     "chat": {"system", "chat-template", "max-tokens", "min-tokens", "stop", "ignore-eos", "temp",
              "top-k", "top-p", "min-p", "repeat-penalty", "frequency-penalty", "presence-penalty",
-             "seed", "ctx-size", "kv-policy", "kv-blocks", "kv-host", "kv-disk", "kv-prefetch",
+             "seed", "ctx-size", "kv-policy", "kv-cache", "kv-host", "kv-disk", "kv-prefetch",
              "kv-remote", "kv-remote-secret", "kv-write", "threads", "cpu", "verbose", "quiet",
              "help", *GPU},
-    "inspect": {"json", "tensors", "ctx-size", "kv-policy", "kv-blocks", "kv-host", "kv-disk",
+    "inspect": {"json", "tensors", "ctx-size", "kv-policy", "kv-cache", "kv-host", "kv-disk",
                 "kv-prefetch", "kv-remote", "kv-remote-secret", "kv-write", "threads", "cpu",
                 "help", "device", "compute", "kv-dtype", "tuned"},
     "tokenize": {"text", "file", "jsonl", "json", "no-special", "no-parse-special", "chat",
@@ -155,7 +155,7 @@ class Mistakes(TestCase):
     # Fault: contradicting or missing sources of input are resolved by chance.
     def test_one_input(self):
         self.assert_error(run("run", "-p", "a", "-f", "b"), 2, "-p", "-f", "both")
-        self.assert_error(run("run", "."), 2, "no prompt", "-p", "-f")
+        self.assert_error(run("run", "."), 2, "expected a prompt", "-p", "-f")
         self.assert_error(run("run", "-p", "a", "--stop", ""), 2, "--stop", "empty")
         self.assert_error(run("run", "-p", "a", "-n", "3", "--min-tokens", "4"), 2, "--min-tokens",
                           "at most the 3 of --max-tokens", "found 4")

@@ -55,7 +55,8 @@ class Tune(TestCase):
                      "gemm 1 8 16777217", "gemm -1 8 8", "gemm 1.5 8 8", "x" * 100,
                      "gemm 1 8 " + "9" * 40):
             path = self.write("bad.txt", f"7B\n# fine\n{line}\n72B\n")
-            self.assert_error(self.tune("--shapes", path), 2, "bad.txt:3: expected", line[:60])
+            self.assert_error(self.tune("--shapes", path), 2, "bad.txt: line 3: expected",
+                              line[:60])
         for empty in ("", "\n# nothing\n"):
             self.assert_error(self.tune("--shapes", self.write("none.txt", empty)), 2,
                               "none.txt: expected shapes, found none")

@@ -13,6 +13,7 @@
 #include "tests/base/fixture.h"
 #include "tests/kv/fake_redis.h"
 #include "tests/kv/faulty_files.h"
+#include "tests/kv/tiers_set_up.h"
 #include "tests/test.h"
 
 enum {
@@ -243,37 +244,18 @@ static void on_forget(void *user, const struct kv_key *key, const int32_t *token
 
 static enum imbrex_status open_tiers(struct walk *walk, struct imbrex_error *err)
 {
-    struct kv_remote_url url = {.host = "127.0.0.1"};
-    if (walk->has_remote) {
-        url.port = fake_redis_port(walk->redis);
-    }
-    const struct kv_remote_options remote = {
-        .url = &url,
-        .owner = {{1, 2, 3, 4}},
-        .block_bytes = BLOCK_BYTES,
-        .answer_timeout_ms = TEST_SANITIZED ? 200 : 20,
-        .min_retry_ms = 1,
-        .max_retry_ms = 4,
-    };
-    const struct kv_disk_options disk = {
-        .folder = &walk->tiers.folder,
-        .owner = {{1, 2, 3, 4}},
-        .block_bytes = BLOCK_BYTES,
-        .max_bytes = 4 * kv_disk_min_bytes(BLOCK_BYTES, SEGMENT_BLOCKS * BLOCK_BYTES),
-        .segment_bytes = SEGMENT_BLOCKS * BLOCK_BYTES,
-        .num_readers = 2,
-        .forbids_ring = true, /* read by the system's files alone */
-        .files = &walk->files.files,
-    };
-    TRY(kv_tiers_create(
-        &(struct kv_tiers_options){.device = walk->device,
-                                   .blocks = walk->blocks,
-                                   .block_bytes = BLOCK_BYTES,
-                                   .host_bytes = (size_t)walk->num_slots * BLOCK_BYTES,
-                                   .disk = walk->has_disk ? &disk : NULL,
-                                   .remote = walk->has_remote ? &remote : NULL,
-                                   .log = &walk->log},
-        &walk->tiers.tiers, err));
+    const struct tiers_set_up set_up = {.device = walk->device,
+                                        .blocks = walk->blocks,
+                                        .block_bytes = BLOCK_BYTES,
+                                        .num_slots = walk->num_slots,
+                                        .folder = walk->has_disk ? &walk->tiers.folder : NULL,
+                                        .files = &walk->files,
+                                        .segment_blocks = SEGMENT_BLOCKS,
+                                        .num_segments = 8,
+                                        .forbids_ring = true, /* read by the system's files alone */
+                                        .redis = walk->has_remote ? walk->redis : NULL,
+                                        .log = &walk->log};
+    TRY(tiers_set_up(&set_up, &walk->tiers.tiers, err));
     prefix_tiers_set_groups(&walk->tiers,
                             &(struct kv_view){.blocks = walk->blocks,
                                               .block_bytes = BLOCK_BYTES,

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static bool is_dead(struct faulty_files *faulty)
@@ -67,11 +68,35 @@ static int64_t faulty_read_parts(void *user, int fd, const struct iovec *parts, 
     return faulty->is_short ? (num_read + 1) / 2 : num_read;
 }
 
+static int64_t taken_bytes(const struct faulty_files *faulty, const struct stat *status)
+{
+    return faulty->is_late ? (int64_t)status->st_blocks * 512 : (int64_t)status->st_size;
+}
+
+/* What the file takes has changed: `before` is what it took. */
+static void take_room(struct faulty_files *faulty, int fd, int64_t before)
+{
+    struct stat status;
+    if (faulty->room_bytes >= 0 && fstat(fd, &status) == 0) {
+        faulty->room_bytes -= taken_bytes(faulty, &status) - before;
+    }
+}
+
+static int64_t file_taken_bytes(const struct faulty_files *faulty, int fd)
+{
+    struct stat status;
+    return fstat(fd, &status) == 0 ? taken_bytes(faulty, &status) : 0;
+}
+
 static int64_t faulty_write(void *user, int fd, const void *bytes, size_t num_bytes, int64_t offset)
 {
     struct faulty_files *faulty = user;
     if (is_due(&faulty->num_writes, faulty->write_every)) {
         return -faulty->failure;
+    }
+    int64_t before = file_taken_bytes(faulty, fd);
+    if (faulty->is_late && faulty->room_bytes >= 0 && (int64_t)num_bytes > faulty->room_bytes) {
+        return -ENOSPC;
     }
     num_bytes = faulty->is_short ? (num_bytes + 1) / 2 : num_bytes;
     int64_t left = faulty->num_bytes_left;
@@ -84,6 +109,7 @@ static int64_t faulty_write(void *user, int fd, const void *bytes, size_t num_by
     }
     int64_t num_written = kv_files_system.write(NULL, fd, bytes, num_bytes, offset);
     faulty->num_bytes_written += num_written > 0 ? num_written : 0;
+    take_room(faulty, fd, before);
     return num_written;
 }
 
@@ -111,8 +137,14 @@ static int faulty_resize(void *user, int fd, int64_t num_bytes)
     if (is_due(&faulty->num_resizes, faulty->resize_every)) {
         return -faulty->failure;
     }
+    int64_t before = file_taken_bytes(faulty, fd);
+    if (!faulty->is_late && faulty->room_bytes >= 0 && num_bytes - before > faulty->room_bytes) {
+        return -ENOSPC;
+    }
     /* Thousands of files need no room on the disk. */
-    return is_dead(faulty) ? -EIO : ftruncate(fd, num_bytes) == 0 ? 0 : -errno;
+    int failure = is_dead(faulty) ? -EIO : ftruncate(fd, num_bytes) == 0 ? 0 : -errno;
+    take_room(faulty, fd, before);
+    return failure;
 }
 
 static int64_t faulty_size(void *user, int fd)
@@ -128,7 +160,14 @@ static int faulty_rename(void *user, const char *from, const char *to)
 
 static int faulty_remove(void *user, const char *path)
 {
-    return is_dead(user) ? -EIO : kv_files_system.remove(NULL, path);
+    struct faulty_files *faulty = user;
+    struct stat status;
+    int64_t num_bytes = stat(path, &status) == 0 ? taken_bytes(faulty, &status) : 0;
+    int failure = is_dead(faulty) ? -EIO : kv_files_system.remove(NULL, path);
+    if (failure == 0 && faulty->room_bytes >= 0) {
+        faulty->room_bytes += num_bytes;
+    }
+    return failure;
 }
 
 void faulty_files_init(struct faulty_files *faulty)
@@ -147,6 +186,7 @@ void faulty_files_init(struct faulty_files *faulty)
                   .rename = faulty_rename,
                   .remove = faulty_remove},
         .num_bytes_left = -1,
+        .room_bytes = -1,
         .failure = EIO,
     };
 }

@@ -17,6 +17,11 @@ struct faulty_files {
     /* Every so many'th call of that kind fails with this errno; 0: none. */
     atomic_int_fast64_t read_every, write_every, open_every, resize_every;
     atomic_int failure;
+    /* Bytes that the disk has room for; what does not fit is ENOSPC, and what is removed is room
+     * again. A file takes its room when it is resized, or, is_late, as it is written. -1: no limit.
+     */
+    atomic_int_fast64_t room_bytes;
+    bool is_late;
     bool is_short;                  /* reads and writes move at most half of what was asked for */
     atomic_int_fast64_t flip_every; /* a bit of every so many'th read is wrong; 0: none */
     atomic_int_fast64_t num_reads, num_writes, num_opens, num_resizes;

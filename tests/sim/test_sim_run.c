@@ -229,14 +229,15 @@ static void test_stopped_reading(void **state)
     close(pipes[1]);
 }
 
-/* Catches: options that are not checked, pointers among them, starts for a trace that has them, a
- * run that cannot be ended, a result that is touched when
- * there is none. */
+/* Catches: options that are not checked, pointers and names that are there twice among them, starts
+ * for a trace that has them, a run that cannot be ended, a result that is touched when there is
+ * none. */
 static void test_refused(void **state)
 {
     (void)state;
     static const char *const nothing[] = {TRACES "nothing.jsonl"},
-                             *const text[] = {TRACES "README.md"}, *const best[] = {"best"};
+                             *const text[] = {TRACES "README.md"}, *const best[] = {"best"},
+                             *const twice[] = {"predictive", "lfu", "predictive"};
     static const int64_t too_small[] = {511};
     struct imbrex_kv_sim_result *const untouched = (struct imbrex_kv_sim_result *)&state;
 
@@ -252,7 +253,7 @@ static void test_refused(void **state)
                      IMBREX_STATUS_INVALID_ARGUMENT);
     assert_string_equal(error.message, "options: expected a struct, found NULL");
 
-    for (int32_t i = 0; i < 27; i++) {
+    for (int32_t i = 0; i < 28; i++) {
         struct imbrex_kv_sim_options options = small_options();
         struct imbrex_kv_sim_tier tier = {.capacity_tokens = 512, .tokens_per_s = 1};
         struct imbrex_kv_sim_result *result = untouched;
@@ -342,6 +343,13 @@ static void test_refused(void **state)
             tier.capacity_tokens -= i == 22;
             tier.tokens_per_s = i == 23 ? 0 : i == 24 ? (double)NAN : 1;
             tier.latency_s = i == 25 ? -1 : 0;
+            break;
+        case 26:
+            /* Each would bring its own rows of ablations, for which there is room once. */
+            options.policies = twice;
+            options.num_policies = 3;
+            options.has_ablations = true;
+            options.has_sensitivity = true;
             break;
         default:
             options.progress = end_at_half;

@@ -56,7 +56,7 @@ static void test_numbers(void **state)
         double value = 3;
         struct scan scan = scan_begin(bad[i], strlen(bad[i]));
         assert_false(scan_number(&scan, 1e300, &value));
-        assert_non_null(scan.reason);
+        assert_int_equal(strncmp(scan.reason, "expected ", 9), 0);
         assert_true(value == 3);
     }
     uint64_t whole = 0;
@@ -94,7 +94,7 @@ static void test_skip(void **state)
     memset(deep + 100, ']', 100);
     struct scan scan = scan_begin(deep, sizeof(deep));
     assert_false(scan_skip(&scan));
-    assert_string_equal(scan.reason, "nested too deeply");
+    assert_string_equal(scan.reason, "expected at most 64 values in one another, found [");
 }
 
 /* Catches: blocks that are one although their prefixes differ or two although all is equal, a
@@ -232,21 +232,30 @@ static void test_bad_lines(void **state)
         const char *line, *reason;
     } bad[] = {
         {"{\"timestamp\": 0, \"input_length\": 512, \"output_length\": 5, \"hash_ids\": [1]",
-         "the line ends too early"},
+         "hash_ids: expected a comma or a closing bracket, found the end of the line"},
         {"{\"timestamp\": 0, \"input_length\": 512, \"hash_ids\": [2, -1]}",
-         "expected a whole number of 0 or more"},
+         "hash_ids: expected a whole number of 0 or more, found -1"},
+        {"{\"timestamp\": 0, \"input_length\": 512, \"hash_ids\": [\"2\"]}",
+         "hash_ids: expected a whole number of 0 or more, found \"2\""},
         {"{\"timestamp\": 0, \"input_length\": 1024, \"hash_ids\": [2]}",
-         "fewer hash_ids than input_length has full blocks"},
-        {"{\"input_length\": 512, \"hash_ids\": [2]}", "expected a timestamp of 0 or more"},
-        {"{\"timestamp\": 0, \"hash_ids\": [2]}", "expected input_length"},
+         "hash_ids: expected 2 or more, for 1024 tokens in blocks of 512, found 1"},
+        {"{\"input_length\": 512, \"hash_ids\": [2]}",
+         "timestamp: expected a number of 0 or more, found none"},
+        {"{\"timestamp\": -5, \"input_length\": 512, \"hash_ids\": [2]}",
+         "timestamp: expected a number of 0 or more, found -5"},
+        {"{\"timestamp\": \"\x1b[2J\", \"input_length\": 512, \"hash_ids\": [2]}",
+         "timestamp: expected a number, found \"?[2J\""},
+        {"{\"timestamp\": 0, \"hash_ids\": [2]}",
+         "input_length: expected a whole number, found none"},
         {"{\"timestamp\": 0, \"input_length\": 99999999999, \"hash_ids\": [2]}",
-         "a number is too large"},
-        {"[1]", "expected an object"},
+         "input_length: expected a whole number of at most 2147483647, found 99999999999"},
+        {"{\"timestamp\": 0, \"block_size\": 16, \"input_length\": 512, \"hash_ids\": [2]}",
+         "block_size: expected 512 as in the lines before, found 16"},
+        {"[1]", "expected an object, found ["},
         {"{\"timestamp\": 0, \"input_length\": 512, \"hash_ids\": [2]} x",
-         "something follows the object"},
-        {"{\"timestamp\": 0, \"input_length\": 512}",
-         "fewer hash_ids than input_length has full blocks"},
-        {"\xff\xfe", "expected an object"},
+         "expected the end of the line, found x"},
+        {"{\"timestamp\": 0, \"input_length\": 512}", "hash_ids: expected an array, found none"},
+        {"\xff\xfe", "expected an object, found ??"},
     };
 
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -287,7 +296,8 @@ static void test_bad_session(void **state)
     assert_int_equal(trace.num_accesses, 1);
     assert_int_equal(trace.num_bad_lines, 4);
     assert_int_equal(trace.first_bad_line, 2);
-    assert_string_equal(trace.first_bad_reason, "a request without in");
+    assert_string_equal(trace.first_bad_reason,
+                        "in: expected a whole number in each request, found none");
     sim_trace_free(&trace);
 }
 
@@ -315,10 +325,10 @@ static void test_refused(void **state)
          "trace: expected a trace as lines of JSON (Mooncake, Bailian, WEKA), or such a file in "
          "zstd, found a binary file"},
         {"\nhello\n", IMBREX_STATUS_FORMAT,
-         "trace: no line can be read as a trace; line 2: expected a number"},
+         "trace: no line can be read as a trace; line 2: expected a number, found hello"},
         {"{\"a\": 1}", IMBREX_STATUS_FORMAT,
          "trace: no line can be read as a trace; line 1: expected a request (timestamp, hash_ids) "
-         "or a session (requests)"},
+         "or a session (requests), found neither field"},
     };
 
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
@@ -453,6 +463,86 @@ static void test_starts(void **state)
     fputs("1.5\n-2\n", file);
     fclose(file);
     assert_int_equal(sim_starts_read(path, &starts, &num_starts, &err), IMBREX_STATUS_FORMAT);
+    assert_non_null(strstr(err.message, "line 2: expected a start in s, 0 or more, found -2"));
+}
+
+/* Catches: a block size that is not what the trace says that its engine had, counts for traces that
+ * say nothing of that, or is none of the lines behind; one that was asked for and is not taken. */
+static void test_block_size(void **state)
+{
+    (void)state;
+    static const char named[] =
+        "{\"chat_id\": 0, \"timestamp\": 0, \"input_length\": 96, \"hash_ids\": [1, 2, 3], "
+        "\"block_size\": 32}\n"
+        "{\"chat_id\": 1, \"timestamp\": 1, \"input_length\": 32, \"hash_ids\": [1]}\n";
+    static const char single[] = "{\"timestamp\": 0, \"input_length\": 512, \"hash_ids\": [1]}\n";
+    static const char session[] =
+        "{\"block_size\": 64, \"requests\": [{\"in\": 1, \"hash_ids\": []}]}\n";
+    static const struct asked {
+        const char *text;
+        int32_t block_size, expected, trace_block_size;
+    } asked[] = {{named, 0, 32, 32},        {named, 64, 64, 32},   {single, 0, 512, 512},
+                 {single, 1024, 1024, 512}, {session, 0, 512, 64}, {session, 128, 128, 64}};
+
+    for (size_t i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
+        struct sim_trace trace;
+        struct imbrex_error err = {0};
+        assert_int_equal(sim_fixture_try(asked[i].text, strlen(asked[i].text), asked[i].block_size,
+                                         &trace, &err),
+                         IMBREX_STATUS_OK);
+        assert_int_equal(trace.block_size, asked[i].expected);
+        assert_int_equal(trace.trace_block_size, asked[i].trace_block_size);
+        assert_int_equal(trace.num_bad_lines, asked[i].text == named);
+        if (asked[i].text == named) {
+            assert_int_equal(trace.num_accesses, 96 / asked[i].expected);
+            assert_string_equal(trace.first_bad_reason,
+                                "block_size: expected 32 as in the lines before, found none");
+        }
+        sim_trace_free(&trace);
+    }
+    struct sim_trace trace;
+    struct imbrex_error err = {0};
+    assert_int_equal(sim_fixture_try(named, strlen(named), 48, &trace, &err),
+                     IMBREX_STATUS_INVALID_ARGUMENT);
+    assert_string_equal(
+        err.message,
+        "block_size: expected a multiple of the 32 tokens of an id in trace, found 48");
+}
+
+/* Catches: requests in another order than that of their times, or sorted without a word. */
+static void test_early(void **state)
+{
+    (void)state;
+    static struct sim_text text;
+    struct sim_trace trace;
+    const int64_t times_ms[] = {0, 3000, 1000, 2000, 3000};
+
+    text.num_bytes = 0;
+    for (size_t i = 0; i < 5; i++) {
+        const int32_t id = (int32_t)i;
+        sim_text_add_request(&text, times_ms[i], 5, &id, 1);
+    }
+    sim_fixture_read(text.bytes, &trace);
+    assert_int_equal(trace.num_early, 2);
+    for (int32_t i = 1; i < trace.num_requests; i++) {
+        assert_true(trace.requests[i].start_ns > trace.requests[i - 1].start_ns);
+    }
+    sim_trace_free(&trace);
+    /* In a session the list is the order; a time that is not there is before none, and what a bad
+     * line had counts for nothing. */
+    sim_fixture_read(
+        "{\"block_size\": 512, \"requests\": [{\"t\": 5, \"in\": 1, \"hash_ids\": []}, "
+        "{\"t\": 4, \"in\": 2, \"hash_ids\": []}, {\"in\": 3, \"hash_ids\": []}, "
+        "{\"t\": 6, \"in\": 4, \"hash_ids\": []}]}\n"
+        "{\"block_size\": 512, \"requests\": [{\"t\": 5, \"in\": 1, \"hash_ids\": []}, "
+        "{\"t\": 4, \"in\": 2, \"hash_ids\": []}, {\"in\": -1}]}\n",
+        &trace);
+    assert_int_equal(trace.num_early, 1);
+    assert_int_equal(trace.num_bad_lines, 1);
+    for (int32_t i = 0; i < 4; i++) {
+        assert_int_equal(trace.requests[i].num_tokens, i + 1);
+    }
+    sim_trace_free(&trace);
 }
 
 int run_sim_trace_tests(void)
@@ -464,6 +554,7 @@ int run_sim_trace_tests(void)
         cmocka_unit_test(test_bad_session), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_compressed),  cmocka_unit_test(test_long_line),
         cmocka_unit_test(test_excerpts),    cmocka_unit_test(test_starts),
+        cmocka_unit_test(test_block_size),  cmocka_unit_test(test_early),
     };
     return cmocka_run_group_tests_name("sim_trace", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/kv_tier.h"
+#include "cli/tier_option.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -8,6 +8,8 @@
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/scaled_number.h"
+#include "cli/session.h"
+#include "cli/signals.h"
 #include "imbrex.h"
 
 #define MAX_TOKENS 1e12
@@ -77,10 +79,10 @@ static int refuse_bytes(const char *text, const char *name, struct part found)
     return refuse(text, name, "tokens, or bytes with --token-bytes", found);
 }
 
-static int read_name(const char *text, struct part part, struct kv_tier *tiers, size_t tier_idx)
+static int read_name(const char *text, struct part part, struct tier_option *tiers, size_t tier_idx)
 {
     char *name = tiers[tier_idx].name;
-    bool is_good = part.num_bytes > 0 && part.num_bytes < KV_TIER_NAME_BYTES;
+    bool is_good = part.num_bytes > 0 && part.num_bytes < TIER_OPTION_NAME_BYTES;
 
     for (size_t i = 0; i < part.num_bytes && is_good; i++) {
         is_good = strchr("abcdefghijklmnopqrstuvwxyz0123456789-_", part.text[i]) != NULL;
@@ -147,8 +149,8 @@ static int read_latency(const char *text, struct part part, struct imbrex_kv_sim
     return EXIT_CODE_OK;
 }
 
-int kv_tier_parse(const char *text, double token_bytes, int32_t block_size, struct kv_tier *tiers,
-                  size_t tier_idx)
+int tier_option_parse(const char *text, double token_bytes, int32_t block_size,
+                      struct tier_option *tiers, size_t tier_idx)
 {
     struct part parts[MAX_PARTS] = {{.text = ""}};
     size_t num_parts = 0;
@@ -185,23 +187,21 @@ int kv_tier_parse(const char *text, double token_bytes, int32_t block_size, stru
 /* By its layers and heads. */
 static int model_token_bytes(const char *path, double *token_bytes)
 {
-    struct imbrex_error err = {.status = IMBREX_STATUS_OK};
-    struct imbrex_model_options options = imbrex_model_options_default();
     struct imbrex_model_info description;
     struct imbrex_model *model = NULL;
+    int exit_code = session_open(path, &model);
 
-    options.log = output_log;
-    if (imbrex_model_open(path, &options, &model, &err) != IMBREX_STATUS_OK) {
-        return output_library_error(&err);
+    if (exit_code == EXIT_CODE_OK) {
+        imbrex_model_describe(model, &description);
+        /* Those are of fp32. */
+        *token_bytes = (double)description.kv_bytes_per_token / 2;
     }
-    imbrex_model_describe(model, &description);
-    /* Those are of fp32. */
-    *token_bytes = (double)description.kv_bytes_per_token / 2;
+    signals_set_model(NULL);
     imbrex_model_close(model);
-    return EXIT_CODE_OK;
+    return exit_code;
 }
 
-int kv_tier_token_bytes(const char *text, double *token_bytes)
+int tier_option_token_bytes(const char *text, double *token_bytes)
 {
     if (text[0] < '0' || text[0] > '9') {
         return model_token_bytes(text, token_bytes);
