@@ -193,6 +193,9 @@ def by_cell(result):
     return cells.items()
 
 
+CACHED_OPS = ("rmsnorm", "rope_kv")
+
+
 def ops_table(name, result):
     """The fastest path of each cell, that is the file's first."""
     numbers = row_numbers(result)
@@ -202,9 +205,10 @@ def ops_table(name, result):
         for m in numbers:
             row = by_m.get(m)
             best = row["contestants"][0] if row else None
-            cells.append(f"{digits(best['us']['median'])} "
-                         f"({best['percent_of_roof']['median']:.0f} % {row['bound_by']})"
-                         if best else "")
+            # The rows of CACHED_OPS are in the caches, whose rate is no measured roof.
+            roof = "" if key[0] in CACHED_OPS else \
+                f" ({best['percent_of_roof']['median']:.0f} % {row['bound_by']})" if best else ""
+            cells.append(f"{digits(best['us']['median'])}{roof}" if best else "")
         rows.append([*key, *cells])
     header = ["op", "shape", "type", *(f"M = {m}: us (of the roof)" for m in numbers)]
     return [f"Times of the best path, {result['threads']} threads, {made_at(name, result)}:", "",
@@ -220,6 +224,8 @@ def paths_table(name, result):
         for entry in row["contestants"]:
             if entry["path"] not in paths:
                 paths.append(entry["path"])
+    if len(paths) == 1:  # as the table above says
+        return []
     lines = []
     for row in rows:
         times = {entry["path"]: entry["us"]["median"] for entry in row["contestants"]
@@ -252,12 +258,34 @@ def fused_table(name, result):
             f"threads, {made_at(name, result)}:", "", *markdown(header, rows, 2)]
 
 
-def model_table(name, result):
+def source_of(name, result):
+    """Date, commit and file of a row, where one table holds several files."""
+    short = re.sub(r"^\d{4}-\d\d-\d\d-|\.json$", "", name)
+    return [f"{result['date'][:10]} {result['machine']['commit']}",
+            f"[{short}](../bench/results/{name})"]
+
+
+def collected(title, header, num_text, rows_of):
+    """A table for each title, of the rows of all files."""
+    def tables(all_runs):
+        found = {}
+        for name, result in (run for runs in all_runs for run in runs):
+            for row in rows_of(result):
+                found.setdefault(title(result), []).append([*row, *source_of(name, result)])
+        return [line for text, rows in found.items()
+                for line in ("", f"{text}:", "",
+                             *markdown([*header, "made", "file"], rows, num_text))]
+    return tables
+
+
+def machine_of(result):
+    return f"{result['machine']['cpu']}, {result['machine']['num_cpus']} CPUs"
+
+
+def model_rows(result):
     """Of a CPU."""
-    if result.get("gpu"):
-        return []
     rows = []
-    for row in result["rows"]:
+    for row in [] if result.get("gpu") else result["rows"]:
         roof = row["roof"]
         rows.append([row["model"], row["kernels"], str(row["threads"]), row["test"],
                      f"{row['tokens_per_s']:.2f} ± {row['deviation']:.2f}",
@@ -265,20 +293,21 @@ def model_table(name, result):
                      f"{roof['percent']:.0f} % of {max(roof['samples']) / 1e9:.4g} "
                      f"{'GB/s' if roof['kind'] == 'read' else 'Gop/s'} {roof['kind']}"
                      if roof else ""])
-    return [f"{made_at(name, result)}:", "",
-            *markdown(["model", "kernels", "threads", "test", "t/s", "median", "roof"], rows, 2)]
+    return rows
 
 
-def llama_table(name, result):
+def llama_title(result):
     peer = result["llama_cpp"]
-    rows = [[row["file"], row["kernels"], str(row["threads"]), row["test"],
+    return (f"llama.cpp {peer['commit']} (llama-cpp-python {peer['package']}, {peer['compiler']}), "
+            f"{machine_of(result)}")
+
+
+def llama_rows(result):
+    return [[row["file"], row["kernels"], str(row["threads"]), row["test"],
              f"{row['peer']['median']:.2f}", f"{row['ours']['median']:.2f}",
              f"{row['ratio']['median']:.3f}",
-             f"{row['ratio']['p10']:.3f}-{row['ratio']['p90']:.3f}"] for row in result["rows"]]
-    return [f"llama.cpp {peer['commit']} (llama-cpp-python {peer['package']}, {peer['compiler']}), "
-            f"{result['pairs']} pairs, {made_at(name, result)}:", "",
-            *markdown(["file", "kernels", "threads", "test", "llama.cpp t/s", "imbrex t/s",
-                       "ours / llama.cpp", "p10-p90"], rows, 2)]
+             f"{row['ratio']['p10']:.3f}-{row['ratio']['p90']:.3f}",
+             str(result["pairs"])] for row in result["rows"]]
 
 
 def made_on(name, result):
@@ -390,24 +419,35 @@ def transformers_table(name, result):
                        "transformers / imbrex"], rows, 2)]
 
 
+def of_each(table):
+    """A table for the runs of each."""
+    def tables(all_runs):
+        return [line for lines in map(table, all_runs) if lines for line in ("", *lines)]
+    return tables
+
+
 def one_by_one(table):
     """A table of each run."""
     def tables(runs):
         made = [table(name, result) for name, result in runs]
         return [line for lines in made if lines for line in (*lines, "")][:-1]
-    return tables
+    return of_each(tables)
 
 
-# Page, name in its markers, result files, what makes a table of the runs of one.
+# Page, name in its markers, result files, what makes tables of the runs of each.
 SECTIONS = [
-    ("kernels.md", "kernel-tables", "*-gemm*.json", gpu_table),
-    ("kernels.md", "gate-first-tables", "*-gate_first-*.json", gate_first_table),
-    ("kernels.md", "portable-tables", "*-portable-*.json", gpu_table),
+    ("kernels.md", "kernel-tables", "*-gemm*.json", of_each(gpu_table)),
+    ("kernels.md", "gate-first-tables", "*-gate_first-*.json", of_each(gate_first_table)),
+    ("kernels.md", "portable-tables", "*-portable-*.json", of_each(gpu_table)),
     ("kernels-cpu.md", "ops-tables", "*-ops-*.json", one_by_one(ops_table)),
     ("kernels-cpu.md", "paths-tables", "*-ops-*.json", one_by_one(paths_table)),
     ("kernels-cpu.md", "fused-tables", "*-ops-*.json", one_by_one(fused_table)),
-    ("kernels-cpu.md", "model-tables", "*-model-*.json", one_by_one(model_table)),
-    ("kernels-cpu.md", "llama-cpp-tables", "*-llama-cpp-*.json", one_by_one(llama_table)),
+    ("kernels-cpu.md", "model-tables", "*-model-*.json",
+     collected(machine_of, ["model", "kernels", "threads", "test", "t/s", "median", "roof"], 2,
+               model_rows)),
+    ("kernels-cpu.md", "llama-cpp-tables", "*-llama-cpp-*.json",
+     collected(llama_title, ["file", "kernels", "threads", "test", "llama.cpp t/s", "imbrex t/s",
+                             "ours / llama.cpp", "p10-p90", "pairs"], 2, llama_rows)),
     ("gpu.md", "model-tables", "*-model-*.json", one_by_one(gpu_model_table)),
     ("gpu.md", "ablation-tables", "*-model-*.json", one_by_one(ablation_table)),
     ("gpu.md", "transformers-tables", "*-hf-*.json", one_by_one(transformers_table)),
@@ -427,10 +467,7 @@ def make_section(page, text, section, root):
         with open(path, encoding="utf-8") as file:
             runs = tables.setdefault(re.sub(r"-run\d+", "", file_name), [])
             runs.append((file_name, {**json.load(file), "folder": os.path.dirname(path)}))
-    lines = []
-    for runs in tables.values():
-        made = table(runs)
-        lines += ["", *made] if made else []
+    lines = table(tables.values())
     return head + begin + "\n" + "\n".join(lines) + "\n\n" + end + tail
 
 

@@ -25,6 +25,12 @@
 #define FEW_ROWS 8
 /* Columns of a piece of a linear op come in multiples of the widest tile. */
 #define COLUMN_UNIT 16
+/* The last quarter of the columns, or the last piece of each thread, goes in small pieces, so that
+ * threads of which one was held up end together: of a quarter of the others' size, wide enough for
+ * a panel, and as much of memory as is worth beginning for. */
+#define SMALL_PARTS 4
+#define SMALL_UNIT 64
+#define MIN_SMALL_BYTES (192 * 1024)
 
 /* Of bringing one activation into blocks or groups, for grain_for. */
 #define QUANTIZE_FLOPS 8.0
@@ -137,6 +143,20 @@ static int64_t grain_for(const struct ops *ops, int64_t count, double item_flops
     return (grain + unit - 1) / unit * unit;
 }
 
+/* Columns in pieces: num_large of a size, then small ones. */
+struct column_split {
+    thread_pool_fn *piece;
+    int64_t count, large, small, num_large;
+};
+
+/* Where piece `idx` begins, and the one before it ends. */
+static int64_t column_edge(const struct column_split *split, int64_t idx)
+{
+    int64_t num_small = idx > split->num_large ? idx - split->num_large : 0;
+    int64_t edge = (idx - num_small) * split->large + num_small * split->small;
+    return edge < split->count ? edge : split->count;
+}
+
 /* What a piece needs to find its kernel: passed through the pool's `arg`. */
 struct loop {
     const struct cpu_kernels *kernels;
@@ -146,6 +166,7 @@ struct loop {
     const struct quant_rows *quant_rows; /* linear, gemm_swiglu and what quantises for them */
     const struct attention_parts *parts; /* attention in splits only */
     double item_bytes;                   /* of weights, if they decide how long the loop takes */
+    struct column_split columns;         /* linear, gemm_swiglu */
 };
 
 static void run_loop(struct ops *ops, thread_pool_fn *piece, struct loop loop, int64_t count,
@@ -158,6 +179,43 @@ static void run_loop(struct ops *ops, thread_pool_fn *piece, struct loop loop, i
     loop.thread_scratch = ops->thread_scratch.base;
     thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, unit, loop.item_bytes),
                     piece, &loop);
+}
+
+static void columns_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
+{
+    const struct loop *loop = arg;
+    for (int64_t idx = begin; idx < end; idx++) {
+        loop->columns.piece(arg, column_edge(&loop->columns, idx),
+                            column_edge(&loop->columns, idx + 1), thread_idx);
+    }
+}
+
+static void run_columns(struct ops *ops, thread_pool_fn *piece, struct loop loop, int64_t count,
+                        double item_flops)
+{
+    int64_t num_threads = ops_num_threads(ops);
+    if (count == 0) {
+        return;
+    }
+    int64_t large =
+        num_threads == 1 ? count : grain_for(ops, count, item_flops, COLUMN_UNIT, loop.item_bytes);
+    int64_t small = (large / SMALL_PARTS + SMALL_UNIT - 1) / SMALL_UNIT * SMALL_UNIT;
+    while (small < large && (double)small * loop.item_bytes < MIN_SMALL_BYTES &&
+           loop.item_bytes > 0.0) {
+        small += SMALL_UNIT;
+    }
+    int64_t num_large = count / large * 3 / 4 / num_threads * num_threads;
+    if (small >= large || num_large == 0) {
+        num_large = (count + large - 1) / large;
+        small = large;
+    }
+    loop.kernels = &ops->kernels;
+    loop.thread_scratch = ops->thread_scratch.base;
+    loop.columns = (struct column_split){
+        .piece = piece, .count = count, .large = large, .small = small, .num_large = num_large};
+    int64_t num_left = count - num_large * large;
+    int64_t num_pieces = num_large + (num_left > 0 ? (num_left + small - 1) / small : 0);
+    thread_pool_run(ops->pool, num_pieces, 1, columns_piece, &loop);
 }
 
 const struct cpu_kernels *ops_kernels(const struct ops *ops)
@@ -382,12 +440,12 @@ void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num
     }
     quantize_rows(ops, &quantize, &quant_rows);
     bool are_few = params[0].num_tokens <= FEW_ROWS;
-    run_loop(ops, linear_piece,
-             (struct loop){.params = params,
-                           .num_linears = num_linears,
-                           .quant_rows = &quant_rows,
-                           .item_bytes = are_few ? weight_bytes / (double)num_cols : 0.0},
-             num_cols, flops / (double)num_cols, COLUMN_UNIT);
+    run_columns(ops, linear_piece,
+                (struct loop){.params = params,
+                              .num_linears = num_linears,
+                              .quant_rows = &quant_rows,
+                              .item_bytes = are_few ? weight_bytes / (double)num_cols : 0.0},
+                num_cols, flops / (double)num_cols);
 }
 
 void ops_rope_kv(struct ops *ops, const struct rope_kv_params *params)
@@ -445,9 +503,16 @@ void ops_attention(struct ops *ops, const struct attention_params *params)
         run_attention_parts(ops, params, &parts, flops);
         return;
     }
+    /* Later tokens of a prompt see more keys: with pieces longer than a tile, the last ones to be
+     * taken would be the longest. */
     int64_t count = (int64_t)params->num_tokens * kv->num_kv_heads;
-    run_loop(ops, attention_piece, (struct loop){.params = params}, count, flops / (double)count,
-             1);
+    int64_t grain = grain_for(ops, count, flops / (double)count, 1, 0.0);
+    if (grain > ATTENTION_TILE_TOKENS && grain < count) {
+        grain = ATTENTION_TILE_TOKENS;
+    }
+    struct loop loop = {
+        .params = params, .kernels = &ops->kernels, .thread_scratch = ops->thread_scratch.base};
+    thread_pool_run(ops->pool, count, grain, attention_piece, &loop);
 }
 
 void ops_gemm_swiglu(struct ops *ops, const struct gemm_swiglu_params *params)
@@ -467,10 +532,9 @@ void ops_gemm_swiglu(struct ops *ops, const struct gemm_swiglu_params *params)
     quantize_rows(ops, &quantize, &quant_rows);
     double item_bytes = (double)dtype_row_bytes(params->gate.dtype, params->hidden_size) +
                         (double)dtype_row_bytes(params->up.dtype, params->hidden_size);
-    run_loop(ops, gemm_swiglu_piece,
-             (struct loop){.params = params,
-                           .quant_rows = &quant_rows,
-                           .item_bytes = params->num_tokens <= FEW_ROWS ? item_bytes : 0.0},
-             params->intermediate_size, 4.0 * params->num_tokens * params->hidden_size,
-             COLUMN_UNIT);
+    run_columns(ops, gemm_swiglu_piece,
+                (struct loop){.params = params,
+                              .quant_rows = &quant_rows,
+                              .item_bytes = params->num_tokens <= FEW_ROWS ? item_bytes : 0.0},
+                params->intermediate_size, 4.0 * params->num_tokens * params->hidden_size);
 }

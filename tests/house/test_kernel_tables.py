@@ -113,9 +113,14 @@ class Tables(unittest.TestCase):
                          "| gemm_swiglu | BF16 | 8 | 987.2 | 1876 |",
                          "| 0.5B | BF16 | 1.250 (1.240-1.260) | 1.250 (1.240-1.260) | 0 | 38912 |",
                          "| qwen2 494M BF16 | vnni | 2 | tg128 | 33.25 ± 0.50 | 33.50 | "
-                         "91 % of 38 GB/s read |",
-                         "| qwen2 494M BF16 | vnni | 2 | pp512 | 210.50 ± 1.50 | 211.50 |  |",
-                         "| qwen.gguf | vnni | 2 | tg128 | 25.50 | 30.75 | 1.205 | 1.195-1.215 |"):
+                         "91 % of 38 GB/s read | 2026-11-30 abc1234 | "
+                         "[box-model-x](../bench/results/2026-11-30-box-model-x.json) |",
+                         "| qwen2 494M BF16 | vnni | 2 | pp512 | 210.50 ± 1.50 | 211.50 |  | "
+                         "2026-11-30 abc1234 | "
+                         "[box-model-x](../bench/results/2026-11-30-box-model-x.json) |",
+                         "| qwen.gguf | vnni | 2 | tg128 | 25.50 | 30.75 | 1.205 | 1.195-1.215 | "
+                         "10 | 2026-11-30 abc1234 | "
+                         "[box-llama-cpp-x](../bench/results/2026-11-30-box-llama-cpp-x.json) |"):
                 self.assertEqual(page.count(line + "\n"), 1, line)
             self.assertEqual(run("--check", root), (0, ""))
 

@@ -212,6 +212,22 @@ static void check_silu(struct harness *harness)
     harness_end_case(harness);
 }
 
+/* There is nothing to compare, and guards around the memory are all that is looked at. Catches: a
+ * division by the number of columns, which ends the program; writes outside. */
+static void check_no_columns(struct harness *harness)
+{
+    struct gemm_swiglu_params params;
+    struct check_plan plan;
+    harness_group(harness, "gemm_swiglu, no columns");
+    harness_case(harness, "5 x 16 x 0");
+    harness_set_placement(harness, PLACEMENT_END);
+    build_case(harness, (struct swiglu_shape){5, 16, 0}, DTYPE_BF16, DTYPE_BF16, 1.0, false, 0,
+               &params, &plan);
+    plan.num_outputs = 0;
+    harness_check(harness, &plan);
+    harness_end_case(harness);
+}
+
 static void checks(struct harness *harness)
 {
     static const struct swiglu_shape tails[] = {
@@ -258,6 +274,7 @@ static void checks(struct harness *harness)
             check_shape(harness, shape, both, both, idx == 0 ? 20.0 : 0.05, idx);
         }
     }
+    check_no_columns(harness);
     harness_group(harness, "gemm_swiglu, gate and up of two dtypes");
     check_shape(harness, tails[4], DTYPE_BF16, DTYPE_F32, 1.0, 0);
     check_shape(harness, tails[5], DTYPE_F16, DTYPE_BF16, 1.0, 1);

@@ -54,6 +54,42 @@ VEC_INLINE vec vec_larger(vec a, vec b)
     return _mm256_max_ps(a, b);
 }
 
+typedef __m256 vec_lanes; /* all bits of a lane, or none */
+
+/* Lanes that are not below a limit: NaN are kept. */
+VEC_INLINE vec_lanes vec_at_least(vec a, float limit)
+{
+    return _mm256_cmp_ps(a, vec_set(limit), _CMP_NLT_UQ);
+}
+
+/* a * 2^n, n also being in the lowest bits of `shifted`; 0 in lanes that are not kept. */
+VEC_INLINE vec vec_scale(vec a, vec n, vec shifted, vec_lanes kept)
+{
+    (void)n;
+    __m256i exponents = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    __m256i scale = _mm256_add_epi32(exponents, _mm256_castps_si256(vec_set(1.0f)));
+    return _mm256_and_ps(_mm256_mul_ps(a, _mm256_castsi256_ps(scale)), kept);
+}
+
+/* Lane i is the largest lane of vector i of eight. */
+VEC_INLINE vec vec_maxima(const vec *vecs)
+{
+    vec pairs[4], fours[2];
+    VEC_UNROLL
+    for (int i = 0; i < 4; i++) {
+        vec a = vecs[2 * i], b = vecs[2 * i + 1];
+        pairs[i] = vec_larger(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    }
+    VEC_UNROLL
+    for (int i = 0; i < 2; i++) {
+        vec a = pairs[2 * i], b = pairs[2 * i + 1];
+        fours[i] = vec_larger(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 1, 0)),
+                              _mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2)));
+    }
+    return vec_larger(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
+                      _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+}
+
 /* Lanes outside of [begin, end), whose ends may lie anywhere, become -inf. */
 VEC_INLINE vec vec_keep_lanes(vec a, int32_t begin, int32_t end)
 {
@@ -78,8 +114,9 @@ VEC_INLINE vec vec_load_kv(enum kv_dtype dtype, const unsigned char *at)
     return _mm256_mul_ps(_mm256_set1_ps(0x1p8f), _mm256_cvtph_ps(_mm_or_si128(magnitudes, signs)));
 }
 
-/* Element `dim` of eight keys side by side, for every dim: columns + dim * 64. */
-VEC_INLINE void turn_keys(const float *const *rows, int32_t head_dim, float *columns)
+/* Element `dim` of eight rows side by side, for every dim: columns + dim * stride. */
+VEC_INLINE void turn_rows(const float *const *rows, int32_t head_dim, float *columns,
+                          int64_t stride)
 {
     for (int32_t dim = 0; dim < head_dim; dim += VEC_LANES) {
         __m256 row[8], pair[8], four[8];
@@ -117,7 +154,7 @@ VEC_INLINE void turn_keys(const float *const *rows, int32_t head_dim, float *col
         VEC_UNROLL
         for (int i = 0; i < 8; i++) {
             if (i < num_dims) {
-                vec_store(columns + (int64_t)(dim + i) * 64, row[i]);
+                vec_store(columns + (dim + i) * stride, row[i]);
             }
         }
     }

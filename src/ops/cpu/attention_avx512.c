@@ -54,12 +54,41 @@ VEC_INLINE vec vec_larger(vec a, vec b)
     return _mm512_max_ps(a, b);
 }
 
-VEC_INLINE float vec_max(vec a)
+typedef __mmask16 vec_lanes;
+
+/* Lanes that are not below a limit: NaN are kept. */
+VEC_INLINE vec_lanes vec_at_least(vec a, float limit)
 {
-    __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+    return _mm512_cmp_ps_mask(a, vec_set(limit), _CMP_NLT_UQ);
+}
+
+/* a * 2^n, n also being in the lowest bits of `shifted`; 0 in lanes that are not kept. */
+VEC_INLINE vec vec_scale(vec a, vec n, vec shifted, vec_lanes kept)
+{
+    (void)shifted;
+    return _mm512_maskz_scalef_ps(kept, a, n);
+}
+
+/* Lane i is the largest lane of vector i of eight; lanes behind them are -inf. */
+VEC_INLINE vec vec_maxima(const vec *vecs)
+{
+    vec pairs[4], fours[2];
+    VEC_UNROLL
+    for (int i = 0; i < 4; i++) {
+        vec a = vecs[2 * i], b = vecs[2 * i + 1];
+        pairs[i] = vec_larger(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    }
+    VEC_UNROLL
+    for (int i = 0; i < 2; i++) {
+        vec a = pairs[2 * i], b = pairs[2 * i + 1];
+        fours[i] = vec_larger(_mm512_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 1, 0)),
+                              _mm512_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2)));
+    }
+    vec halves = vec_larger(_mm512_shuffle_f32x4(fours[0], fours[1], 0x88),
+                            _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd));
+    vec maxima = vec_larger(_mm512_shuffle_f32x4(halves, halves, 0x88),
+                            _mm512_shuffle_f32x4(halves, halves, 0xdd));
+    return _mm512_mask_mov_ps(vec_set(-INFINITY), 0xff, maxima);
 }
 
 /* Lanes outside of [begin, end), whose ends may lie anywhere, become -inf. */
@@ -87,8 +116,9 @@ VEC_INLINE vec vec_load_kv(enum kv_dtype dtype, const unsigned char *at)
                          _mm512_cvtph_ps(_mm256_or_si256(magnitudes, signs)));
 }
 
-/* Element `dim` of sixteen keys side by side, for every dim: columns + dim * 64. */
-VEC_INLINE void turn_keys(const float *const *rows, int32_t head_dim, float *columns)
+/* Element `dim` of sixteen rows side by side, for every dim: columns + dim * stride. */
+VEC_INLINE void turn_rows(const float *const *rows, int32_t head_dim, float *columns,
+                          int64_t stride)
 {
     for (int32_t dim = 0; dim < head_dim; dim += VEC_LANES) {
         __m512 row[16], pair[16], four[16];
@@ -134,7 +164,7 @@ VEC_INLINE void turn_keys(const float *const *rows, int32_t head_dim, float *col
         VEC_UNROLL
         for (int i = 0; i < 16; i++) {
             if (i < num_dims) {
-                vec_store(columns + (int64_t)(dim + i) * 64, row[i]);
+                vec_store(columns + (dim + i) * stride, row[i]);
             }
         }
     }

@@ -17,6 +17,7 @@
 #define ATTENTION_TILE_BYTES (CPU_SCRATCH_BYTES / 2)
 /* Floats of a row of keys, turned or widened, that a tile has memory for: 256 KiB a chunk. */
 #define ATTENTION_MAX_TILE_FLOATS 1024
+#define ATTENTION_TILE_TOKENS 32     /* at most */
 #define ATTENTION_MIN_SPLIT_KEYS 512 /* folds: 1 % of a prefill, 64 wide, 4,096 keys, EPYC 9004 */
 #define ATTENTION_MAX_SPLITS 32      /* one more if a window begins inside of a split */
 

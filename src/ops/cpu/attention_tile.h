@@ -5,8 +5,8 @@
  *
  *   keys     [head_dim][64], turned once per chunk for all rows, so that lanes lie along the keys
  *   scores   6 rows x some vectors of keys in registers, head_dim in ascending order
- *   weights  exp(score - largest), row by row; `largest` rises with the chunks, and what was added
- *            so far is scaled down (online softmax, arXiv 1805.02867; its use in tiles:
+ *   weights  exp(score - largest); `largest` rises with the chunks, and what was added so far is
+ *            scaled down (online softmax, arXiv 1805.02867; its use in tiles:
  *            FlashAttention, arXiv 2205.14135)
  *   sums     6 rows x some vectors of the output in registers, keys in ascending order
  *
@@ -20,7 +20,7 @@
  * follows is as if the cache held these numbers.
  *
  * The file that includes this defines `vec`, VEC_LANES, STRIP_VECS and the vec_ functions below,
- * vec_load_kv() among them, and turn_keys(). */
+ * vec_load_kv() among them, and turn_rows(). */
 #ifndef IMBREX_OPS_CPU_ATTENTION_TILE_H
 #define IMBREX_OPS_CPU_ATTENTION_TILE_H
 
@@ -30,48 +30,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "ops/cpu/attention_split.h"
+#include "ops/cpu/attention_strip.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "ops/ref/ref_kernels.h"
 
-#define CHUNK_KEYS 64
-#define CHUNK_VECS (CHUNK_KEYS / VEC_LANES)
-#define STRIP_ROWS 6 /* with STRIP_VECS: sums that are registers */
 #define MAX_TILE_ROWS 256
-#define MAX_TILE_TOKENS 32
-#define LINE_FLOATS 16
-#define LINE_BYTES 64
-
-/* The keys of a chunk that some row of the tile may see: [begin, end) of its 64. */
-struct key_chunk {
-    int64_t first; /* position */
-    int32_t begin, end;
-    /* Elements, and scales where there are some, of [begin, end). */
-    const unsigned char *keys[CHUNK_KEYS], *values[CHUNK_KEYS];
-    const uint16_t *key_scales[CHUNK_KEYS], *value_scales[CHUNK_KEYS];
-};
-
-struct attention_tile {
-    const struct attention_params *params;
-    const int32_t *block_table;
-    int64_t token; /* the first of num_tokens */
-    int32_t num_tokens, num_heads, num_rows;
-    int32_t kv_head, head; /* of num_heads query heads the first */
-    int32_t head_dim;
-    int32_t stride; /* of sums: head_dim rounded up to whole lines */
-    int32_t max_rows;
-    int64_t keys_begin, keys_end; /* positions that some row sees */
-    /* In scratch memory. Rows are [token][head]. */
-    float *widened;               /* [CHUNK_KEYS][head_dim]; NULL: the cache is fp32 */
-    float *keys;                  /* [head_dim][CHUNK_KEYS] */
-    float *q;                     /* times scale; strip by strip [head_dim][rows of the strip] */
-    float *weights;               /* [num_rows][CHUNK_KEYS]; scores at first */
-    float *sums;                  /* [num_rows][stride] of weight * value, since the last fold */
-    float *totals;                /* [num_rows][VEC_LANES] of weights, since the last fold */
-    float *largest;               /* [num_rows] score since the last fold */
-    struct attention_row *folded; /* [num_rows] */
-    float *folded_sums;           /* [num_rows][stride] */
-};
 
 /* Where the keys and values of a chunk lie. */
 static void chunk_find(const struct attention_tile *tile, int64_t first, struct key_chunk *chunk)
@@ -103,315 +66,6 @@ static void chunk_find(const struct attention_tile *tile, int64_t first, struct 
                 key.scales += num_groups;
                 value.scales += num_groups;
             }
-        }
-    }
-}
-
-/* Lines of the next chunk's keys or values that are still to be asked for. A few are at each step
- * of the loops over this chunk: all at once would fill the queue of misses, and loads behind it
- * wait. */
-struct fetch {
-    const unsigned char *at, *row_end;
-    const unsigned char *const *next_row, *const *end;
-    int32_t row_bytes, step_lines; /* 0: all have been asked for */
-};
-
-static struct fetch fetch_rows(const unsigned char *const *rows, const struct key_chunk *chunk,
-                               const struct kv_view *kv, int64_t num_steps)
-{
-    if (chunk->begin >= chunk->end) {
-        return (struct fetch){.step_lines = 0};
-    }
-    int32_t row_bytes = kv->head_dim * (int32_t)kv_dtype_element_bytes(kv->dtype);
-    int64_t row_lines = (row_bytes + LINE_BYTES - 1) / LINE_BYTES;
-    int64_t num_lines = (chunk->end - chunk->begin) * row_lines;
-    return (struct fetch){.at = rows[chunk->begin],
-                          .row_end = rows[chunk->begin] + row_bytes,
-                          .next_row = rows + chunk->begin + 1,
-                          .end = rows + chunk->end,
-                          .row_bytes = row_bytes,
-                          .step_lines = (int32_t)((num_lines + num_steps - 1) / num_steps)};
-}
-
-VEC_INLINE void fetch_some(struct fetch *fetch)
-{
-    for (int32_t line = 0; line < fetch->step_lines; line++) {
-        /* Into the second level: there the queue is longer. */
-        __builtin_prefetch(fetch->at, 0, 2);
-        fetch->at += LINE_BYTES;
-        if (fetch->at >= fetch->row_end) {
-            if (fetch->next_row == fetch->end) {
-                fetch->step_lines = 0;
-                return;
-            }
-            fetch->at = *fetch->next_row++;
-            fetch->row_end = fetch->at + fetch->row_bytes;
-        }
-    }
-}
-
-/* The part of a chunk's keys that a row sees, whose token is `token` of the tile. */
-struct key_range {
-    int32_t begin, end;
-};
-
-static struct key_range range_of_token(const struct attention_tile *tile,
-                                       const struct key_chunk *chunk, int32_t token)
-{
-    int64_t begin = attention_first_key(tile->params, tile->token + token) - chunk->first;
-    int64_t end = (int64_t)tile->params->positions[tile->token + token] + 1 - chunk->first;
-    begin = begin > 0 ? begin : 0;
-    end = end < CHUNK_KEYS ? end : CHUNK_KEYS;
-    return begin < end ? (struct key_range){(int32_t)begin, (int32_t)end}
-                       : (struct key_range){0, 0};
-}
-
-/* Rows of the next strip: six, or fewer and then about as many as in the one after it. */
-static int32_t strip_rows(int32_t num_left)
-{
-    return num_left <= STRIP_ROWS      ? num_left
-           : num_left < 2 * STRIP_ROWS ? (num_left + 1) / 2
-                                       : STRIP_ROWS;
-}
-
-/* Scores of a strip against num_vecs vectors of turned keys. */
-VEC_INLINE void score_strip(const float *q, const float *keys, float *scores, int32_t head_dim,
-                            struct fetch *fetch, int num_rows, int num_vecs)
-{
-    vec sums[STRIP_ROWS][STRIP_VECS];
-    VEC_UNROLL
-    for (int row = 0; row < num_rows; row++) {
-        VEC_UNROLL
-        for (int idx = 0; idx < num_vecs; idx++) {
-            sums[row][idx] = vec_zero();
-        }
-    }
-    for (int32_t dim = 0; dim < head_dim; dim++) {
-        fetch_some(fetch);
-        vec key[STRIP_VECS];
-        VEC_UNROLL
-        for (int idx = 0; idx < num_vecs; idx++) {
-            key[idx] = vec_keep(vec_load(keys + idx * VEC_LANES));
-        }
-        VEC_UNROLL
-        for (int row = 0; row < num_rows; row++) {
-            vec query = vec_keep(vec_set(q[row]));
-            VEC_UNROLL
-            for (int idx = 0; idx < num_vecs; idx++) {
-                sums[row][idx] = vec_muladd(query, key[idx], sums[row][idx]);
-            }
-        }
-        keys += CHUNK_KEYS;
-        q += num_rows;
-    }
-    VEC_UNROLL
-    for (int row = 0; row < num_rows; row++) {
-        VEC_UNROLL
-        for (int idx = 0; idx < num_vecs; idx++) {
-            vec_store(scores + row * CHUNK_KEYS + idx * VEC_LANES, sums[row][idx]);
-        }
-    }
-}
-
-/* The vectors of keys [first_vec, end_vec). */
-VEC_INLINE void score_strip_vecs(const float *q, const float *keys, float *scores, int32_t head_dim,
-                                 struct fetch *fetch, int num_rows, int32_t first_vec,
-                                 int32_t end_vec)
-{
-    int32_t idx = first_vec;
-    for (; idx + STRIP_VECS <= end_vec; idx += STRIP_VECS) {
-        score_strip(q, keys + idx * VEC_LANES, scores + idx * VEC_LANES, head_dim, fetch, num_rows,
-                    STRIP_VECS);
-    }
-    for (; idx < end_vec; idx++) {
-        score_strip(q, keys + idx * VEC_LANES, scores + idx * VEC_LANES, head_dim, fetch, num_rows,
-                    1);
-    }
-}
-
-static void score_rows(const struct attention_tile *tile, int32_t row, int32_t num_rows,
-                       int32_t first_vec, int32_t end_vec, struct fetch *fetch)
-{
-    const float *q = tile->q + (int64_t)row * tile->head_dim, *keys = tile->keys;
-    float *scores = tile->weights + (int64_t)row * CHUNK_KEYS;
-    int32_t head_dim = tile->head_dim;
-    switch (num_rows) {
-    case 1:
-        score_strip_vecs(q, keys, scores, head_dim, fetch, 1, first_vec, end_vec);
-        break;
-    case 2:
-        score_strip_vecs(q, keys, scores, head_dim, fetch, 2, first_vec, end_vec);
-        break;
-    case 3:
-        score_strip_vecs(q, keys, scores, head_dim, fetch, 3, first_vec, end_vec);
-        break;
-    case 4:
-        score_strip_vecs(q, keys, scores, head_dim, fetch, 4, first_vec, end_vec);
-        break;
-    case 5:
-        score_strip_vecs(q, keys, scores, head_dim, fetch, 5, first_vec, end_vec);
-        break;
-    default:
-        score_strip_vecs(q, keys, scores, head_dim, fetch, STRIP_ROWS, first_vec, end_vec);
-        break;
-    }
-}
-
-/* Turns a row's scores into weights, relative to the new largest score, and scales the sums that
- * are there already. NaN scores give NaN weights. */
-VEC_INLINE void weigh_row(struct attention_tile *tile, int32_t row, struct key_range range,
-                          bool is_whole)
-{
-    float *weights = tile->weights + (int64_t)row * CHUNK_KEYS;
-    float *totals = tile->totals + (int64_t)row * VEC_LANES;
-    int32_t begin = is_whole ? 0 : range.begin / VEC_LANES * VEC_LANES;
-    int32_t end = is_whole ? CHUNK_KEYS : range.end;
-    vec maxima = vec_set(-INFINITY);
-    for (int32_t key = begin; key < end; key += VEC_LANES) {
-        vec scores = vec_load(weights + key);
-        if (!is_whole) {
-            scores = vec_keep_lanes(scores, range.begin - key, range.end - key);
-            vec_store(weights + key, scores);
-        }
-        maxima = vec_larger(maxima, scores);
-    }
-    float before = tile->largest[row], largest = vec_max(maxima);
-    largest = before > largest ? before : largest;
-    /* While every score is -inf, weights are zero, and their total of zero makes the result NaN if
-     * it stays so. */
-    vec base = vec_set(largest == -INFINITY ? 0.0f : largest);
-    vec total = vec_load(totals);
-    if (before != largest) {
-        vec factor = vec_exp(vec_sub(vec_set(before), base));
-        float *sums = tile->sums + (int64_t)row * tile->stride;
-        total = vec_mul(total, factor);
-        for (int32_t idx = 0; idx < tile->head_dim; idx += VEC_LANES) {
-            vec_store(sums + idx, vec_mul(vec_load(sums + idx), factor));
-        }
-        tile->largest[row] = largest;
-    }
-    for (int32_t key = begin; key < end; key += VEC_LANES) {
-        vec weight = vec_exp(vec_sub(vec_load(weights + key), base));
-        vec_store(weights + key, weight);
-        total = vec_add(total, weight);
-    }
-    vec_store(totals, total);
-}
-
-/* Adds weight * value of keys [begin, end) to num_vecs vectors of the sums of a strip, of which
- * num_lanes lanes exist in the last. */
-VEC_INLINE void add_strip(float *sums, const float *weights, const unsigned char *const *values,
-                          int32_t dim, int64_t stride, struct key_range range, struct fetch *fetch,
-                          int num_rows, int num_vecs, int32_t num_lanes)
-{
-    vec parts[STRIP_ROWS][STRIP_VECS];
-    VEC_UNROLL
-    for (int row = 0; row < num_rows; row++) {
-        VEC_UNROLL
-        for (int idx = 0; idx < num_vecs; idx++) {
-            parts[row][idx] = vec_load(sums + row * stride + dim + idx * VEC_LANES);
-        }
-    }
-    for (int32_t key = range.begin; key < range.end; key++) {
-        fetch_some(fetch);
-        const float *value = (const float *)(const void *)values[key] + dim;
-        vec part[STRIP_VECS];
-        VEC_UNROLL
-        for (int idx = 0; idx < num_vecs; idx++) {
-            part[idx] = vec_keep(num_lanes == VEC_LANES ? vec_load(value + idx * VEC_LANES)
-                                                        : vec_load_low(value, num_lanes));
-        }
-        VEC_UNROLL
-        for (int row = 0; row < num_rows; row++) {
-            vec weight = vec_keep(vec_set(weights[row * CHUNK_KEYS + key]));
-            VEC_UNROLL
-            for (int idx = 0; idx < num_vecs; idx++) {
-                parts[row][idx] = vec_muladd(weight, part[idx], parts[row][idx]);
-            }
-        }
-    }
-    VEC_UNROLL
-    for (int row = 0; row < num_rows; row++) {
-        VEC_UNROLL
-        for (int idx = 0; idx < num_vecs; idx++) {
-            vec_store(sums + row * stride + dim + idx * VEC_LANES, parts[row][idx]);
-        }
-    }
-}
-
-VEC_INLINE void add_strip_dims(const struct attention_tile *tile,
-                               const unsigned char *const *values, int32_t row,
-                               struct key_range range, struct fetch *fetch, int num_rows)
-{
-    int32_t stride = tile->stride, head_dim = tile->head_dim, dim = 0;
-    float *sums = tile->sums + (int64_t)row * stride;
-    const float *weights = tile->weights + (int64_t)row * CHUNK_KEYS;
-    for (; dim + STRIP_VECS * VEC_LANES <= head_dim; dim += STRIP_VECS * VEC_LANES) {
-        add_strip(sums, weights, values, dim, stride, range, fetch, num_rows, STRIP_VECS,
-                  VEC_LANES);
-    }
-    for (; dim + VEC_LANES <= head_dim; dim += VEC_LANES) {
-        add_strip(sums, weights, values, dim, stride, range, fetch, num_rows, 1, VEC_LANES);
-    }
-    if (dim < head_dim) {
-        add_strip(sums, weights, values, dim, stride, range, fetch, num_rows, 1, head_dim - dim);
-    }
-}
-
-static void add_rows(const struct attention_tile *tile, const unsigned char *const *values,
-                     int32_t row, int32_t num_rows, struct key_range range, struct fetch *fetch)
-{
-    switch (num_rows) {
-    case 1:
-        add_strip_dims(tile, values, row, range, fetch, 1);
-        break;
-    case 2:
-        add_strip_dims(tile, values, row, range, fetch, 2);
-        break;
-    case 3:
-        add_strip_dims(tile, values, row, range, fetch, 3);
-        break;
-    case 4:
-        add_strip_dims(tile, values, row, range, fetch, 4);
-        break;
-    case 5:
-        add_strip_dims(tile, values, row, range, fetch, 5);
-        break;
-    default:
-        add_strip_dims(tile, values, row, range, fetch, STRIP_ROWS);
-        break;
-    }
-}
-
-/* The same for rows that see different keys: together those that all see, the ones before and
- * behind row by row. */
-static void add_ragged_rows(const struct attention_tile *tile, const struct key_chunk *chunk,
-                            const unsigned char *const *values, int32_t first_row, int32_t num_rows,
-                            struct fetch *fetch)
-{
-    struct key_range ranges[STRIP_ROWS], common = {0, CHUNK_KEYS};
-    for (int32_t row = 0; row < num_rows; row++) {
-        ranges[row] = range_of_token(tile, chunk, (first_row + row) / tile->num_heads);
-        common.begin = ranges[row].begin > common.begin ? ranges[row].begin : common.begin;
-        common.end = ranges[row].end < common.end ? ranges[row].end : common.end;
-    }
-    if (common.begin >= common.end) {
-        common = (struct key_range){CHUNK_KEYS, CHUNK_KEYS};
-    }
-    for (int32_t row = 0; row < num_rows; row++) {
-        struct key_range before = {ranges[row].begin, common.begin};
-        before.end = ranges[row].end < before.end ? ranges[row].end : before.end;
-        if (before.begin < before.end) {
-            add_rows(tile, values, first_row + row, 1, before, fetch);
-        }
-    }
-    if (common.begin < common.end) {
-        add_rows(tile, values, first_row, num_rows, common, fetch);
-    }
-    for (int32_t row = 0; row < num_rows; row++) {
-        struct key_range behind = {common.end, ranges[row].end};
-        if (behind.begin < behind.end) {
-            add_rows(tile, values, first_row + row, 1, behind, fetch);
         }
     }
 }
@@ -492,41 +146,37 @@ static void add_chunk(struct attention_tile *tile, const struct key_chunk *chunk
             key = key < chunk->begin ? chunk->begin : key < chunk->end ? key : chunk->end - 1;
             rows[lane] = (const float *)(const void *)keys[key];
         }
-        turn_keys(rows, tile->head_dim, tile->keys + idx * VEC_LANES);
+        turn_rows(rows, tile->head_dim, tile->keys + idx * VEC_LANES, CHUNK_KEYS);
     }
     int64_t num_strips = (tile->num_rows + STRIP_ROWS - 1) / STRIP_ROWS;
-    struct fetch fetch = fetch_rows(next->keys, next, &tile->params->kv,
-                                    num_strips * tile->head_dim * CHUNK_VECS / STRIP_VECS);
-    for (int32_t row = 0; row < tile->num_rows;) {
-        int32_t num_rows = strip_rows(tile->num_rows - row), end_row = row + num_rows;
-        score_rows(tile, row, num_rows, first_vec, end_vec, &fetch);
-        for (; row < end_row; row++) {
-            if (is_whole) {
-                weigh_row(tile, row, whole, true);
-                continue;
-            }
-            struct key_range range = range_of_token(tile, chunk, row / tile->num_heads);
-            if (range.begin < range.end) {
-                weigh_row(tile, row, range, false);
-            }
-        }
+    struct fetch fetch =
+        fetch_rows(next->keys, next, &tile->params->kv,
+                   num_strips * (tile->head_dim / FETCH_STEPS) * CHUNK_VECS / STRIP_VECS);
+    /* Raising is a few steps that wait for one another: the next strip is scored meanwhile. */
+    struct strip before = {.num_rows = 0, .is_whole = true}, strip;
+    for (int32_t row = 0; row < tile->num_rows; row += strip.num_rows) {
+        strip_set(&strip, tile, chunk, row, is_whole);
+        score_rows(tile, &strip, first_vec, end_vec, &fetch);
+        weigh_strip(tile, &before);
+        raise_strip(tile, &strip);
+        before = strip;
     }
+    weigh_strip(tile, &before);
     if (tile->widened != NULL) {
         widen_rows(tile, chunk, chunk->values, chunk->value_scales, widened);
         values = widened;
     }
     int64_t num_dim_steps =
         (tile->head_dim + STRIP_VECS * VEC_LANES - 1) / (STRIP_VECS * VEC_LANES);
-    fetch =
-        fetch_rows(next->values, next, &tile->params->kv, num_strips * CHUNK_KEYS * num_dim_steps);
-    for (int32_t row = 0; row < tile->num_rows;) {
-        int32_t num_rows = strip_rows(tile->num_rows - row);
+    fetch = fetch_rows(next->values, next, &tile->params->kv,
+                       num_strips * (CHUNK_KEYS / FETCH_STEPS) * num_dim_steps);
+    for (int32_t row = 0; row < tile->num_rows; row += strip.num_rows) {
+        strip_set(&strip, tile, chunk, row, is_whole);
         if (is_whole) {
-            add_rows(tile, values, row, num_rows, whole, &fetch);
+            add_rows(tile, values, row, strip.num_rows, whole, &fetch);
         } else {
-            add_ragged_rows(tile, chunk, values, row, num_rows, &fetch);
+            add_ragged_rows(tile, values, &strip, &fetch);
         }
-        row += num_rows;
     }
 }
 
@@ -561,9 +211,9 @@ static void fold_row(struct attention_row *folded, float *folded_sums, struct at
                      const float *sums, int32_t head_dim)
 {
     float largest = folded->largest > row.largest ? folded->largest : row.largest;
-    vec base = vec_set(largest == -INFINITY ? 0.0f : largest);
-    vec factor = vec_exp(vec_sub(vec_set(folded->largest), base));
-    vec row_factor = vec_exp(vec_sub(vec_set(row.largest), base));
+    vec base = weight_base(vec_set(largest));
+    vec factor = exp_negative(vec_sub(vec_set(folded->largest), base));
+    vec row_factor = exp_negative(vec_sub(vec_set(row.largest), base));
     float totals[VEC_LANES];
     vec_store(totals,
               vec_muladd(vec_set(row.total), row_factor, vec_mul(vec_set(folded->total), factor)));
@@ -583,16 +233,17 @@ static void clear_folded(struct attention_row *folded, float *folded_sums, int32
     }
 }
 
-static void write_row(const struct attention_row *folded, const float *folded_sums, float *d,
-                      int32_t head_dim)
+/* Sums over their total; a sum of -0, which a single split may end with and folding makes 0, is 0
+ * here too. */
+static void write_row(float total, const float *sums, float *d, int32_t head_dim)
 {
-    vec total = vec_set(folded->total);
+    vec part = vec_div(vec_set(1.0f), vec_set(total));
     int32_t idx = 0;
     for (; idx + VEC_LANES <= head_dim; idx += VEC_LANES) {
-        vec_store(d + idx, vec_div(vec_load(folded_sums + idx), total));
+        vec_store(d + idx, vec_muladd(vec_load(sums + idx), part, vec_zero()));
     }
     if (idx < head_dim) {
-        vec_store_low(d + idx, head_dim - idx, vec_div(vec_load(folded_sums + idx), total));
+        vec_store_low(d + idx, head_dim - idx, vec_muladd(vec_load(sums + idx), part, vec_zero()));
     }
 }
 
@@ -617,12 +268,12 @@ static void tile_init(struct attention_tile *tile, const struct attention_params
     size_t head_dim = (size_t)params->kv.head_dim;
     size_t stride = (head_dim + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
     /* Each of the arrays may take a line more than its rows. */
-    size_t row_bytes = (head_dim + CHUNK_KEYS + 2 * stride + VEC_LANES + 1) * sizeof(float) +
+    size_t row_bytes = (head_dim + CHUNK_KEYS + 2 * stride + VEC_LANES + 2) * sizeof(float) +
                        sizeof(struct attention_row);
     size_t chunk_bytes = head_dim * CHUNK_KEYS * sizeof(float);
     bool is_widened = params->kv.dtype != KV_DTYPE_F32;
     size_t max_rows =
-        (ATTENTION_TILE_BYTES - (is_widened ? 2 : 1) * chunk_bytes - 8 * 64) / row_bytes;
+        (ATTENTION_TILE_BYTES - (is_widened ? 2 : 1) * chunk_bytes - 12 * 64) / row_bytes;
     max_rows = max_rows < MAX_TILE_ROWS ? max_rows : MAX_TILE_ROWS;
     *tile = (struct attention_tile){.params = params,
                                     .head_dim = (int32_t)head_dim,
@@ -630,11 +281,12 @@ static void tile_init(struct attention_tile *tile, const struct attention_params
                                     .max_rows = (int32_t)max_rows};
     tile->widened = is_widened ? scratch_take(&scratch, head_dim * CHUNK_KEYS) : NULL;
     tile->keys = scratch_take(&scratch, head_dim * CHUNK_KEYS);
-    tile->q = scratch_take(&scratch, max_rows * head_dim);
+    tile->q = scratch_take(&scratch, max_rows * head_dim + VEC_LANES);
     tile->weights = scratch_take(&scratch, max_rows * CHUNK_KEYS);
     tile->sums = scratch_take(&scratch, max_rows * stride);
     tile->totals = scratch_take(&scratch, max_rows * VEC_LANES);
-    tile->largest = scratch_take(&scratch, max_rows);
+    tile->largest = scratch_take(&scratch, max_rows + VEC_LANES);
+    tile->factors = scratch_take(&scratch, max_rows + VEC_LANES);
     tile->folded_sums = scratch_take(&scratch, max_rows * stride);
     tile->folded = (struct attention_row *)(void *)scratch;
 }
@@ -645,6 +297,7 @@ static void tile_set(struct attention_tile *tile, int64_t token, int32_t num_tok
 {
     const struct attention_params *params = tile->params;
     int32_t head_dim = tile->head_dim;
+    vec scale = vec_set(params->scale);
     tile->block_table = params->block_tables + (int64_t)params->seq_idx[token] * params->max_blocks;
     tile->token = token;
     tile->num_tokens = num_tokens;
@@ -657,16 +310,29 @@ static void tile_set(struct attention_tile *tile, int64_t token, int32_t num_tok
     for (int32_t first = 0; first < tile->num_rows;) {
         int32_t num_rows = strip_rows(tile->num_rows - first);
         float *packed = tile->q + (int64_t)first * head_dim;
-        for (int32_t row = 0; row < num_rows; row++) {
-            int32_t row_token = (first + row) / num_heads, row_head = (first + row) % num_heads;
-            const float *q = params->q + (token + row_token) * params->q_stride +
-                             (int64_t)(head + row_head) * head_dim;
-            for (int32_t dim = 0; dim < head_dim; dim++) {
-                packed[(int64_t)dim * num_rows + row] = q[dim] * params->scale;
-            }
+        const float *rows[VEC_LANES];
+        for (int32_t lane = 0; lane < VEC_LANES; lane++) {
+            int32_t row = first + (lane < num_rows ? lane : num_rows - 1);
+            rows[lane] = params->q + (token + row / num_heads) * params->q_stride +
+                         (int64_t)(head + row % num_heads) * head_dim;
+        }
+        /* Each vector overwrites what the one before it has too many of. */
+        turn_rows(rows, head_dim, packed, num_rows);
+        for (int32_t idx = 0; idx < num_rows * head_dim; idx += VEC_LANES) {
+            vec_store(packed + idx, vec_mul(vec_load(packed + idx), scale));
         }
         first += num_rows;
     }
+}
+
+static void write_tile_row(const struct attention_tile *tile, int32_t row, float total,
+                           const float *sums)
+{
+    const struct attention_params *params = tile->params;
+    int64_t token = tile->token + row / tile->num_heads;
+    int64_t head = tile->head + row % tile->num_heads;
+    write_row(total, sums + (int64_t)row * tile->stride,
+              params->d + (token * params->num_heads + head) * tile->head_dim, tile->head_dim);
 }
 
 /* All keys of all rows, and the results. */
@@ -674,12 +340,19 @@ static void tile_attend(struct attention_tile *tile)
 {
     const struct attention_params *params = tile->params;
     int64_t split_keys = attention_split_keys(params, tile->token);
+    int64_t first_split = tile->keys_begin / split_keys * split_keys;
+    if (tile->keys_end <= first_split + split_keys) {
+        add_keys(tile, tile->keys_begin, tile->keys_end);
+        for (int32_t row = 0; row < tile->num_rows; row++) {
+            write_tile_row(tile, row, row_of(tile, row).total, tile->sums);
+        }
+        return;
+    }
     for (int32_t row = 0; row < tile->num_rows; row++) {
         clear_folded(&tile->folded[row], tile->folded_sums + (int64_t)row * tile->stride,
                      tile->stride);
     }
-    for (int64_t first = tile->keys_begin / split_keys * split_keys; first < tile->keys_end;
-         first += split_keys) {
+    for (int64_t first = first_split; first < tile->keys_end; first += split_keys) {
         int64_t begin = first > tile->keys_begin ? first : tile->keys_begin;
         int64_t end = first + split_keys < tile->keys_end ? first + split_keys : tile->keys_end;
         add_keys(tile, begin, end);
@@ -693,10 +366,7 @@ static void tile_attend(struct attention_tile *tile)
         }
     }
     for (int32_t row = 0; row < tile->num_rows; row++) {
-        int64_t token = tile->token + row / tile->num_heads;
-        int64_t head = tile->head + row % tile->num_heads;
-        write_row(&tile->folded[row], tile->folded_sums + (int64_t)row * tile->stride,
-                  params->d + (token * params->num_heads + head) * tile->head_dim, tile->head_dim);
+        write_tile_row(tile, row, tile->folded[row].total, tile->folded_sums);
     }
 }
 
@@ -727,7 +397,7 @@ static void attention_run(const struct attention_params *params, const struct cp
     tile_init(&tile, params, work);
     int32_t max_heads = group_heads < tile.max_rows ? group_heads : tile.max_rows;
     int64_t max_tokens = tile.max_rows / max_heads;
-    max_tokens = max_tokens < MAX_TILE_TOKENS ? max_tokens : MAX_TILE_TOKENS;
+    max_tokens = max_tokens < ATTENTION_TILE_TOKENS ? max_tokens : ATTENTION_TILE_TOKENS;
     for (int64_t item = begin; item < end;) {
         int32_t kv_head = (int32_t)(item / params->num_tokens);
         int64_t token = item % params->num_tokens;
@@ -793,7 +463,7 @@ static void attention_merge_run(const struct attention_params *params,
                          attention_parts_sums(parts, part) + row * stride, head_dim);
             }
         }
-        write_row(&folded, folded_sums, params->d + item * head_dim, head_dim);
+        write_row(folded.total, folded_sums, params->d + item * head_dim, head_dim);
     }
 }
 

@@ -17,7 +17,7 @@
 
 /* With few row tiles memory decides: a small panel is soon complete. */
 #define FEW_ROW_TILES 4
-#define FEW_PANEL_GROUPS 2
+#define FEW_PANEL_COLS 64
 
 /* Memory that will be needed, rows in parts of what a tile prefetches from one address. */
 struct ahead {
@@ -89,8 +89,6 @@ static int group_halves(const struct walk *walk, int64_t idx)
 static void fill_panel(const struct walk *walk)
 {
     const struct dot_job *job = walk->job;
-    const int64_t row_bytes = walk->num_k * element_bytes_of(job);
-    const int64_t ahead_bytes = row_bytes - AHEAD_ROW_BYTES;
     dot_column_fill_fn *fill = walk->columns->fill[job->dtype];
     for (int64_t idx = 0; idx < walk->num_groups; idx++) {
         const unsigned char *rows[DOT_GROUP_MAX_COLS];
@@ -98,8 +96,7 @@ static void fill_panel(const struct walk *walk)
             rows_at(job, matrix, group_col(walk, idx), walk->end, walk->k, walk->matrix_cols,
                     rows + matrix * walk->matrix_cols);
         }
-        fill(rows, group_halves(walk, idx), walk->num_k, ahead_bytes,
-             walk->panel + idx * walk->group_bytes);
+        fill(rows, group_halves(walk, idx), walk->num_k, walk->panel + idx * walk->group_bytes);
     }
 }
 
@@ -140,25 +137,24 @@ static void plan_activations(struct walk *walk, int64_t next_token)
                  job->a_stride_bytes, num_rows, walk->num_k * element_bytes, part_bytes(walk));
 }
 
-/* What a tile prefetches: of the activations what is due, spread over num_groups_left tiles; then
- * rows of weights, as late as num_calls_left tiles allow, for much passes through L2 meanwhile;
- * then what is there already. */
-static void choose_ahead(struct walk *walk, int64_t num_groups_left, int64_t num_calls_left,
-                         struct dot_column_tile *tile)
+/* What a tile prefetches: what is left of the activations; then rows of weights, as late as
+ * num_later addresses of tiles after this one allow, for much passes through L2 meanwhile; then
+ * what is there already. All at once, so that most tiles have nothing to prefetch. */
+static void choose_ahead(struct walk *walk, int64_t num_later, struct dot_column_tile *tile)
 {
     const int32_t num_aheads = walk->columns->num_aheads;
-    int64_t num_due = min_of(divide_up(walk->next_a.num_left, num_groups_left), num_aheads - 1);
-    int64_t num_later = (num_calls_left - 1) * (num_aheads - num_due);
     struct ahead *next = walk->next_weights;
     int32_t slot = 0;
-    for (; slot < num_due; slot++) {
-        tile->ahead[slot] = take_ahead(&walk->next_a);
+    while (slot < num_aheads && walk->next_a.num_left > 0) {
+        tile->ahead[slot++] = take_ahead(&walk->next_a);
     }
+    num_later = num_later > walk->next_a.num_left ? num_later - walk->next_a.num_left : 0;
+    while (slot < num_aheads && next[0].num_left + next[1].num_left > num_later) {
+        tile->ahead[slot++] = take_ahead(next[1].num_left > next[0].num_left ? &next[1] : next);
+    }
+    tile->has_aheads = slot > 0;
     for (; slot < num_aheads; slot++) {
-        struct ahead *from = next[1].num_left > next[0].num_left ? &next[1] : &next[0];
-        tile->ahead[slot] = next[0].num_left + next[1].num_left > num_later
-                                ? take_ahead(from)
-                                : (uintptr_t)tile->group;
+        tile->ahead[slot] = (uintptr_t)tile->group;
     }
 }
 
@@ -182,8 +178,8 @@ static void compute_tiles(struct walk *walk, int64_t token, int32_t num_rows, fl
 {
     const struct dot_columns *columns = walk->columns;
     const struct dot_job *job = walk->job;
-    int64_t num_calls_left =
-        divide_up(walk->chunk_end - token, columns->most_rows) * walk->num_groups;
+    int64_t num_tiles_after =
+        divide_up(walk->chunk_end - token - num_rows, columns->most_rows) * walk->num_groups;
     bool is_last = walk->k + walk->num_k >= job->num_elements;
     struct dot_column_tile tile = {.a = (const unsigned char *)job->a +
                                         token * job->a_stride_bytes +
@@ -192,10 +188,13 @@ static void compute_tiles(struct walk *walk, int64_t token, int32_t num_rows, fl
                                    .num_elements = walk->num_k,
                                    .is_resumed = walk->k > 0};
     plan_activations(walk, token + num_rows);
+    /* Addresses for weights after this tile of rows. */
+    int64_t num_later = num_tiles_after * columns->num_aheads -
+                        num_tiles_after / walk->num_groups * walk->next_a.num_left;
     for (int64_t idx = 0; idx < walk->num_groups; idx++) {
         tile.group = walk->panel + idx * walk->group_bytes;
         tile.sums = partials + (walk->is_cut ? idx * num_rows * columns->group_cols : 0);
-        choose_ahead(walk, walk->num_groups - idx, num_calls_left - idx, &tile);
+        choose_ahead(walk, num_later + (walk->num_groups - 1 - idx) * columns->num_aheads, &tile);
         columns->tiles[num_rows][group_halves(walk, idx) - 1](&tile);
         if (is_last) {
             store_group(walk, tile.sums, token, num_rows, group_col(walk, idx));
@@ -246,7 +245,7 @@ void dot_columns(const struct dot_columns *columns, const struct dot_job *job,
     int64_t all_groups = divide_up(end - begin, walk.matrix_cols);
     walk.group_bytes = walk.block_k * columns->group_cols * columns->panel_element_bytes;
     int64_t max_groups = job->num_tokens <= FEW_ROW_TILES * columns->most_rows
-                             ? FEW_PANEL_GROUPS
+                             ? FEW_PANEL_COLS / columns->group_cols
                              : columns->panel_bytes / walk.group_bytes;
     assert(max_groups * walk.group_bytes <= columns->panel_bytes);
     walk.is_cut = walk.block_k < job->num_elements;

@@ -24,9 +24,6 @@
 /* Of one block of fp32 activations. Six rows of them then take a third of an L1 of 32 KiB, twelve
  * rows less than half of one of 48 KiB. */
 #define MAX_BLOCK_K 448
-/* Prefetched where panels are filled, for what tiles have not asked for in time: what memory
- * delivers while a line is on its way, for each of the rows of a group. */
-#define AHEAD_ROW_BYTES 1024
 #define DOT_GROUP_HALVES 2 /* vectors of a group */
 #define DOT_GROUP_MAX_COLS 32
 #define DOT_COLUMN_MAX_ROWS 12
@@ -40,15 +37,15 @@ struct dot_column_tile {
     int64_t num_elements;
     /* A cache line from each is prefetched in every step. */
     uintptr_t ahead[DOT_COLUMN_MAX_AHEADS];
+    bool has_aheads; /* false: they are of `group`, and may be left out */
     float *sums;     /* [num_rows][columns of a group] */
     bool is_resumed; /* adds to what is there */
 };
 typedef void dot_column_tile_fn(const struct dot_column_tile *tile);
 
-/* Turns elements [0, num_k) of the rows of num_halves halves of a group. Of each row ahead_bytes
- * are prefetched, at a fixed distance. */
+/* Turns elements [0, num_k) of the rows of num_halves halves of a group. */
 typedef void dot_column_fill_fn(const unsigned char *const *rows, int num_halves, int64_t num_k,
-                                int64_t ahead_bytes, unsigned char *to);
+                                unsigned char *to);
 
 /* What an instruction set brings. */
 struct dot_columns {

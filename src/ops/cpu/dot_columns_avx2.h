@@ -6,8 +6,8 @@
 
 #define FEW_MAX_ROWS 8
 
-/* All take activations as fp32 and add up in the same order: of any number of rows, and of at most
- * FEW_MAX_ROWS, short rows of weights prefetched in the order of addresses, or along themselves. */
-dot_walk_fn avx2_dot_columns, avx2_dot_few, avx2_dot_few_along;
+/* Both take activations as fp32 and add up in the same order: of any number of rows, and of at most
+ * FEW_MAX_ROWS. */
+dot_walk_fn avx2_dot_columns, avx2_dot_few;
 
 #endif

@@ -32,7 +32,7 @@ void avx512_dot_columns(const struct dot_job *job, unsigned char *scratch, int64
                         int64_t end)
 {
     if (job->num_tokens <= NARROW_MAX_ROWS) {
-        avx2_dot_few_along(job, scratch, begin, end);
+        avx2_dot_few(job, scratch, begin, end);
         return;
     }
     dot_columns(&avx512_columns, job, scratch, begin, end);

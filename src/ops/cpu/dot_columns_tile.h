@@ -12,6 +12,12 @@
 #include "ops/cpu/dot_turn.h"
 
 #define BASE_ROWS 3
+/* At once where nothing is prefetched: beside another hardware thread on the core the number of
+ * instructions decides, and 4 at once are more of them; 16 at once were slower again. */
+#define PLAIN_ELEMENTS 8
+/* Of each row that is turned, into L1: what tiles have asked for is in L2, or in L3 where the
+ * other hardware thread needs L2. Behind the block or the row it is needed soon, too. */
+#define FILL_AHEAD_BYTES 128
 #define NUM_BASES (TILE_MAX_ROWS / BASE_ROWS)
 
 _Static_assert(TILE_MAX_ROWS <= DOT_COLUMN_MAX_ROWS && TILE_AHEADS <= DOT_COLUMN_MAX_AHEADS &&
@@ -27,8 +33,8 @@ struct tile_walk {
 };
 
 /* num_elements of the even ones, or of the odd ones. */
-VEC_INLINE void tile_elements(struct tile_walk *at, int num_rows, int num_halves, int num_elements,
-                              vec *sums)
+VEC_INLINE void tile_elements(const struct tile_walk *at, int num_rows, int num_halves,
+                              int num_elements, vec *sums)
 {
     VEC_UNROLL
     for (int k = 0; k < num_elements; k++) {
@@ -49,6 +55,10 @@ VEC_INLINE void tile_elements(struct tile_walk *at, int num_rows, int num_halves
             }
         }
     }
+}
+
+VEC_INLINE void tile_advance(struct tile_walk *at, int num_elements)
+{
     VEC_UNROLL
     for (int idx = 0; idx < NUM_BASES; idx++) {
         at->a[idx] += 2 * num_elements * (int64_t)sizeof(float);
@@ -87,24 +97,33 @@ VEC_INLINE void tile_pass(const struct dot_column_tile *tile, int num_rows, int 
     for (int idx = 0; idx < num_rows * HALVES; idx++) {
         sums[idx] = vec_zero();
     }
-    int64_t num_left = (tile->num_elements + 1 - parity) / 2, line = 0;
-    for (; num_left >= STEP_ELEMENTS / 2; num_left -= STEP_ELEMENTS / 2, line += LINE_BYTES) {
+    int64_t num_left = (tile->num_elements + 1 - parity) / 2;
+    int64_t end_line = tile->has_aheads ? num_left / (STEP_ELEMENTS / 2) * LINE_BYTES : 0;
+    for (int64_t line = 0; line < end_line; line += LINE_BYTES) {
         for (int idx = 0; idx < num_aheads; idx++) {
             _mm_prefetch((const char *)(ahead[idx] + (uintptr_t)line), _MM_HINT_T1);
             tile_elements(&at, num_rows, num_halves, STEP_ELEMENTS / TILE_AHEADS, sums);
+            tile_advance(&at, STEP_ELEMENTS / TILE_AHEADS);
         }
+    }
+    num_left -= end_line / LINE_BYTES * (STEP_ELEMENTS / 2);
+    for (; num_left >= PLAIN_ELEMENTS; num_left -= PLAIN_ELEMENTS) {
+        tile_elements(&at, num_rows, num_halves, PLAIN_ELEMENTS, sums);
+        tile_advance(&at, PLAIN_ELEMENTS);
     }
     for (; num_left > 0; num_left--) {
         tile_elements(&at, num_rows, num_halves, 1, sums);
+        tile_advance(&at, 1);
     }
     bool is_resumed = tile->is_resumed || parity > 0;
+    float *to = tile->sums;
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
         VEC_UNROLL
         for (int half = 0; half < num_halves; half++) {
             int idx = row * HALVES + half;
-            float *to = tile->sums + idx * VEC_LANES;
-            vec_store(to, is_resumed ? vec_add(vec_load(to), sums[idx]) : sums[idx]);
+            float *at_sum = to + idx * VEC_LANES;
+            vec_store(at_sum, is_resumed ? vec_add(vec_load(at_sum), sums[idx]) : sums[idx]);
         }
     }
 }
@@ -151,14 +170,14 @@ VEC_INLINE void fill_step(enum dtype dtype, const unsigned char *const *rows, in
 }
 
 VEC_INLINE void fill_group(enum dtype dtype, const unsigned char *const *rows, int num_halves,
-                           int64_t num_k, int64_t ahead_bytes, float *to)
+                           int64_t num_k, float *to)
 {
     const int64_t element_bytes = dtype == DTYPE_F32 ? 4 : 2, odd_at = odd_offset(num_k);
     int64_t k = 0;
     for (; k + TURN_ELEMENTS <= num_k; k += TURN_ELEMENTS, to += TURN_ELEMENTS / 2 * GROUP_COLS) {
         int64_t offset = k * element_bytes;
-        if (offset % LINE_BYTES == 0 && offset < ahead_bytes) {
-            prefetch_rows(rows, GROUP_COLS, offset + AHEAD_ROW_BYTES);
+        if (offset % LINE_BYTES == 0) {
+            prefetch_rows(rows, GROUP_COLS, offset + FILL_AHEAD_BYTES);
         }
         for (int half = 0; half < num_halves; half++) {
             fill_step(dtype, rows + half * VEC_LANES, offset, false, 0, odd_at,
@@ -178,9 +197,9 @@ VEC_INLINE void fill_group(enum dtype dtype, const unsigned char *const *rows, i
 
 #define DEFINE_FILL(dtype)                                                                    \
     static void fill_##dtype(const unsigned char *const *rows, int num_halves, int64_t num_k, \
-                             int64_t ahead_bytes, unsigned char *to)                          \
+                             unsigned char *to)                                               \
     {                                                                                         \
-        fill_group(DTYPE_##dtype, rows, num_halves, num_k, ahead_bytes, (float *)(void *)to); \
+        fill_group(DTYPE_##dtype, rows, num_halves, num_k, (float *)(void *)to);              \
     }
 DEFINE_FILL(BF16)
 DEFINE_FILL(F16)

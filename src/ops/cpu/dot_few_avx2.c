@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Few rows: eight columns, a unit, pass by once, turned in registers, and meet all rows of
+/* Few rows: eight columns, a unit, pass by at once, turned in registers, and meet all rows of
  * activations; of gemm_swiglu columns of gate, then those of up.
  *
- * Memory decides, and what it gives depends on how it is asked: units are small so that few rows
- * are read at a time. What comes next is prefetched either in the order of addresses, a unit ahead,
- * into L2, or along each row of the unit at hand, a little ahead, into L1. */
+ * Memory decides, and what it gives depends on how it is asked. The columns of a unit lie as far
+ * apart as a segment has units, so that each lane reads on where it was when the next unit begins:
+ *
+ *     segment:  unit 0   lane 0: col 0   lane 1: col 31   ...   lane 7: col 217
+ *               unit 1           col 1           col 32                 col 218
+ *                 ...            eight streams, each as long as 31 rows of weights
+ *
+ * which processors follow by themselves where rows beside each other, shorter than a page, are
+ * several streams in one page. What comes is prefetched along each stream, into L1. */
 #include "ops/cpu/dot_columns_avx2.h"
 
 #if defined(__x86_64__)
@@ -16,13 +22,12 @@
 #include "ops/cpu/dot_turn.h"
 
 #define UNIT_COLS VEC_LANES
-/* Of each matrix in turn, so that memory is read in long runs. */
-#define SEGMENT_COLS 128
-/* Rows that are longer are prefetched along themselves on all processors. */
-#define MAX_SHORT_ROW_BYTES 2560
-#define ALONG_BYTES 512
-#define AHEAD_LINES 4 /* asked for at once, in the order of addresses */
-#define NUM_CHAINS 2  /* of even and of odd elements */
+/* Of each matrix in turn. An odd number of units: with 16, rows whose length is a multiple of 256
+ * bytes put all streams on the same lines of a page, which have the same place in L1. */
+#define SEGMENT_COLS (31 * UNIT_COLS)
+#define SUMS_STRIDE 256 /* of a segment, whole vectors of any instruction set */
+#define ALONG_BYTES 512 /* of each stream */
+#define NUM_CHAINS 2    /* of even and of odd elements */
 /* Of a tile: the sums of more do not fit the registers. */
 #define FEW_TILE_ROWS 4
 
@@ -35,34 +40,22 @@ struct few_tile {
     int64_t a_stride_bytes;
     const unsigned char *rows[UNIT_COLS]; /* of weights */
     int64_t num_elements;
-    float *sums; /* [num_rows], SEGMENT_COLS apart */
+    float *sums; /* [num_rows], SUMS_STRIDE apart */
     bool is_resumed;
-    /* Along rows: from an offset in the block on, what comes is that much further. */
-    bool is_along_rows;
+    /* What is prefetched is that much further from an offset in the block on. */
     int64_t wrap_offset, wrap_bytes;
-    /* Or in the order of addresses: from here on, where these bits of an offset are 0. */
-    uintptr_t ahead;
-    int64_t ahead_mask;
 };
 
-VEC_INLINE void prefetch_beside(struct few_tile *tile, int64_t offset)
+VEC_INLINE void prefetch_beside(const struct few_tile *tile, int64_t offset)
 {
-    if (tile->is_along_rows) {
-        if (offset % LINE_BYTES == 0) {
-            int64_t at = offset + ALONG_BYTES;
-            at += offset >= tile->wrap_offset ? tile->wrap_bytes : 0;
-            VEC_UNROLL
-            for (int row = 0; row < UNIT_COLS; row++) {
-                uintptr_t line = (uintptr_t)tile->rows[row] + (uintptr_t)at;
-                _mm_prefetch((const char *)line, _MM_HINT_T0);
-            }
-        }
-    } else if ((offset & tile->ahead_mask) == 0) {
+    if (offset % LINE_BYTES == 0) {
+        int64_t at = offset + ALONG_BYTES;
+        at += offset >= tile->wrap_offset ? tile->wrap_bytes : 0;
         VEC_UNROLL
-        for (int line = 0; line < AHEAD_LINES; line++) {
-            _mm_prefetch((const char *)(tile->ahead + (uintptr_t)(line * LINE_BYTES)), _MM_HINT_T1);
+        for (int row = 0; row < UNIT_COLS; row++) {
+            uintptr_t line = (uintptr_t)tile->rows[row] + (uintptr_t)at;
+            _mm_prefetch((const char *)line, _MM_HINT_T0);
         }
-        tile->ahead += AHEAD_LINES * LINE_BYTES;
     }
 }
 
@@ -119,7 +112,7 @@ VEC_INLINE void few_compute(enum dtype dtype, struct few_tile *tile, int num_row
     }
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
-        float *at = tile->sums + row * SEGMENT_COLS;
+        float *at = tile->sums + row * SUMS_STRIDE;
         vec even = sums[row * NUM_CHAINS], odd = sums[row * NUM_CHAINS + 1];
         even = tile->is_resumed ? vec_add(vec_load(at), even) : even;
         vec_store(at, vec_add(even, odd));
@@ -154,70 +147,96 @@ struct segment {
     uintptr_t next; /* the first row of the segment behind it; 0: there is none */
 };
 
+static int64_t num_units_of(int64_t begin, int64_t end)
+{
+    return divide_up(end - begin, UNIT_COLS);
+}
+
 /* A block of k of a unit against all rows, in one tile or in two alike. */
 static void compute_block(const struct dot_job *job, struct few_tile *tile, int64_t k)
 {
     int32_t num_tiles = job->num_tokens > FEW_TILE_ROWS ? 2 : 1;
     int32_t tile_rows = (job->num_tokens + num_tiles - 1) / num_tiles;
     float *sums = tile->sums;
-    /* All tiles together ask for as much as they read. */
-    tile->ahead_mask = num_tiles * AHEAD_LINES * LINE_BYTES / UNIT_COLS - 1;
     for (int32_t token = 0; token < job->num_tokens; token += tile_rows) {
         int32_t num_rows = (int32_t)min_of(tile_rows, job->num_tokens - token);
         tile->a = (const unsigned char *)job->a + token * job->a_stride_bytes +
                   k * (int64_t)sizeof(float);
-        tile->sums = sums + (int64_t)token * SEGMENT_COLS;
+        tile->sums = sums + (int64_t)token * SUMS_STRIDE;
         few_fns[job->dtype][num_rows](tile);
     }
     tile->sums = sums;
 }
 
-static void compute_segment(const struct dot_job *job, const struct segment *segment,
-                            bool is_along_rows, float *sums)
+/* Lane i of unit u is column begin + i * number of units + u; lanes beyond the last column repeat
+ * it. sums [num_tokens, SUMS_STRIDE], unit by unit. */
+static void compute_segment(const struct dot_job *job, const struct segment *segment, float *sums)
 {
     const int64_t block_k = block_k_of(job), element_bytes = element_bytes_of(job);
     const int64_t row_bytes = job->num_elements * element_bytes;
-    struct few_tile tile = {.a_stride_bytes = job->a_stride_bytes, .is_along_rows = is_along_rows};
-    for (int64_t col = segment->begin; col < segment->end; col += UNIT_COLS) {
-        uintptr_t at = (uintptr_t)job->weights[segment->matrix] + (uintptr_t)(col * row_bytes);
-        uintptr_t next = col + UNIT_COLS < segment->end ? at + (uintptr_t)(UNIT_COLS * row_bytes)
-                                                        : segment->next;
-        tile.ahead = next == 0 ? at : next; /* at last what is there already */
-        tile.sums = sums + (col - segment->begin);
+    const int64_t num_units = num_units_of(segment->begin, segment->end);
+    struct few_tile tile = {.a_stride_bytes = job->a_stride_bytes};
+    for (int64_t unit = 0; unit < num_units; unit++) {
+        int64_t col = segment->begin + unit, last = segment->end - 1 - col;
+        const unsigned char *first = job->weights[segment->matrix] + col * row_bytes;
+        uintptr_t next = (uintptr_t)first + (uintptr_t)row_bytes;
+        if (unit + 1 == num_units) {
+            next =
+                segment->next != 0 ? segment->next : (uintptr_t)first; /* what is there already */
+        }
+        tile.sums = sums + unit * UNIT_COLS;
         for (int64_t k = 0; k < job->num_elements; k += block_k) {
-            rows_at(job, segment->matrix, col, segment->end, k, UNIT_COLS, tile.rows);
+            for (int64_t lane = 0; lane < UNIT_COLS; lane++) {
+                tile.rows[lane] =
+                    first + min_of(lane * num_units, last) * row_bytes + k * element_bytes;
+            }
             tile.num_elements = min_of(block_k, job->num_elements - k);
             tile.is_resumed = k > 0;
             tile.wrap_offset = row_bytes - k * element_bytes - ALONG_BYTES;
-            tile.wrap_bytes = (int64_t)((next == 0 ? at : next) - at) - row_bytes;
+            tile.wrap_bytes = (int64_t)(next - (uintptr_t)first) - row_bytes;
             compute_block(job, &tile, k);
         }
     }
 }
 
-/* Nobody has asked for the first weights. */
-static void prefetch_first(const struct dot_job *job, int64_t begin, int64_t end, int64_t num_bytes)
+/* Sums unit by unit become sums column by column. */
+static void order_columns(int32_t num_tokens, int64_t num_units, const float *units, float *columns)
 {
-    const unsigned char *rows[UNIT_COLS];
-    rows_at(job, 0, begin, end, 0, UNIT_COLS, rows);
-    for (int row = 0; row < UNIT_COLS; row++) {
-        for (int64_t at = 0; at < num_bytes; at += LINE_BYTES) {
-            _mm_prefetch((const char *)rows[row] + at, _MM_HINT_T1);
+    for (int64_t row = 0; row < num_tokens; row++) {
+        for (int64_t lane = 0; lane < UNIT_COLS; lane++) {
+            for (int64_t unit = 0; unit < num_units; unit++) {
+                columns[row * SUMS_STRIDE + lane * num_units + unit] =
+                    units[row * SUMS_STRIDE + unit * UNIT_COLS + lane];
+            }
         }
     }
 }
 
-static void dot_few(const struct dot_job *job, bool are_short_along_rows, unsigned char *scratch,
-                    int64_t begin, int64_t end)
+/* Nobody has asked for the first weights. */
+static void prefetch_first(const struct dot_job *job, int64_t begin, int64_t end)
 {
     const int64_t row_bytes = job->num_elements * element_bytes_of(job);
-    const bool is_along_rows = are_short_along_rows || row_bytes > MAX_SHORT_ROW_BYTES;
-    float *sums = (float *)(void *)scratch;
-    prefetch_first(job, begin, end, is_along_rows ? min_of(ALONG_BYTES, row_bytes) : row_bytes);
+    const int64_t num_units = num_units_of(begin, min_of(begin + SEGMENT_COLS, end));
+    for (int64_t lane = 0; lane < UNIT_COLS; lane++) {
+        uintptr_t row = (uintptr_t)job->weights[0] +
+                        (uintptr_t)(min_of(begin + lane * num_units, end - 1) * row_bytes);
+        for (int64_t at = 0; at < min_of(ALONG_BYTES, row_bytes); at += LINE_BYTES) {
+            _mm_prefetch((const char *)(row + (uintptr_t)at), _MM_HINT_T0);
+        }
+    }
+}
+
+void avx2_dot_few(const struct dot_job *job, unsigned char *scratch, int64_t begin, int64_t end)
+{
+    const int64_t row_bytes = job->num_elements * element_bytes_of(job);
+    float *sums[2] = {(float *)(void *)scratch,
+                      (float *)(void *)scratch + FEW_MAX_ROWS * SUMS_STRIDE};
+    float *units = sums[1] + FEW_MAX_ROWS * SUMS_STRIDE;
+    prefetch_first(job, begin, end);
     for (int64_t col = begin; col < end; col += SEGMENT_COLS) {
         int64_t segment_end = min_of(col + SEGMENT_COLS, end);
-        struct dot_sums stored = {.at = {sums, sums + FEW_MAX_ROWS * SEGMENT_COLS},
-                                  .stride = SEGMENT_COLS,
+        struct dot_sums stored = {.at = {sums[0], sums[1]},
+                                  .stride = SUMS_STRIDE,
                                   .first_col = col,
                                   .num_rows = job->num_tokens,
                                   .num_cols = (int32_t)(segment_end - col)};
@@ -229,22 +248,11 @@ static void dot_few(const struct dot_job *job, bool are_short_along_rows, unsign
                                       .begin = col,
                                       .end = segment_end,
                                       .next = is_last && segment_end == end ? 0 : (uintptr_t)next};
-            compute_segment(job, &segment, is_along_rows,
-                            sums + matrix * FEW_MAX_ROWS * SEGMENT_COLS);
+            compute_segment(job, &segment, units);
+            order_columns(job->num_tokens, num_units_of(col, segment_end), units, sums[matrix]);
         }
         job->store(job->params, &stored);
     }
-}
-
-void avx2_dot_few(const struct dot_job *job, unsigned char *scratch, int64_t begin, int64_t end)
-{
-    dot_few(job, false, scratch, begin, end);
-}
-
-void avx2_dot_few_along(const struct dot_job *job, unsigned char *scratch, int64_t begin,
-                        int64_t end)
-{
-    dot_few(job, true, scratch, begin, end);
 }
 
 #endif

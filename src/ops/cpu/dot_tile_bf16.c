@@ -29,6 +29,8 @@
 #define TILE_AHEADS 4
 #define FEW_MAX_ROWS 8
 #define BF16_BLOCK_K 1024
+/* What memory delivers while a line is on its way, for each of the rows of a group. */
+#define AHEAD_ROW_BYTES 1024
 
 /* X(num_rows): the tiles of few rows, and those of many. */
 #define FEW_SHAPES(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
@@ -302,8 +304,9 @@ VEC_INLINE void tile_compute(const struct dot_column_tile *tile, int num_rows, i
 TILE_SHAPES(DEFINE_TILES)
 
 static void fill_group(const unsigned char *const *rows, int num_groups, int64_t num_k,
-                       int64_t ahead_bytes, unsigned char *to)
+                       unsigned char *to)
 {
+    const int64_t ahead_bytes = num_k * (int64_t)sizeof(uint16_t) - AHEAD_ROW_BYTES;
     for (int group = 0; group < num_groups; group++, rows += GROUP_COLS) {
         int64_t k = 0;
         for (; k < num_k; k += STEP_ELEMENTS, to += GROUP_STEP_BYTES) {

@@ -83,12 +83,13 @@ static inline struct group copy_rest(const unsigned char *const *rows, int num_r
     return copied;
 }
 
+/* Into L1. */
 VEC_INLINE void prefetch_rows(const unsigned char *const *rows, int num_rows, int64_t offset)
 {
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
         uintptr_t at = (uintptr_t)rows[row] + (uintptr_t)offset;
-        _mm_prefetch((const char *)at, _MM_HINT_T1);
+        _mm_prefetch((const char *)at, _MM_HINT_T0);
     }
 }
 

@@ -10,12 +10,6 @@
 #include "ops/cpu/quant_tile_avx2.h"
 #include "ops/cpu/vec_avx2.h"
 
-/* Weights are prefetched in the order of their addresses while eight rows are read side by side:
- * whole strips ahead, because what is nearer is mostly rows that are being read already, and at
- * least this much. A row times 4,096 x 4,864 Q4_0 came at 18.6 GB/s with 8 KiB ahead and at 22.7
- * with its 21 KiB of a strip (two threads of an EPYC 7003); 896 columns at 19.6 with 4 KB and at
- * 20.5 with 8. */
-#define MIN_BYTES_AHEAD 7168
 #define LINE_BYTES 64
 
 /* Scratch memory: a panel, then sums; twice as many for gate and up. */
@@ -27,10 +21,25 @@ VEC_INLINE float *sums_of(const struct cpu_work *work)
     return (float *)(void *)(work->scratch + QUANT_PANEL_BYTES);
 }
 
-static int64_t bytes_ahead(const struct quant_product *product)
+VEC_INLINE int32_t smaller_of(int64_t left, int32_t right)
 {
-    int64_t strip_bytes = QUANT_STRIP_COLS * product->weight_row_bytes;
-    return (MIN_BYTES_AHEAD + strip_bytes - 1) / strip_bytes * strip_bytes;
+    return left < right ? (int32_t)left : right;
+}
+
+/* Columns of a matrix that are read before it is the other one's turn, in strips whose eight
+ * columns lie as far apart as there are strips: then each lane reads on where it was when the next
+ * strip begins, and memory sees eight long streams. Of many strips an odd number, though the
+ * last lane then ends early: streams a multiple of 4 KiB apart would have the same place in L1. */
+#define RUN_STRIPS 127
+#define MANY_STRIPS 32
+#define RUN_COLS (RUN_STRIPS * QUANT_STRIP_COLS)
+#define RUN_MAX_TOKENS 8
+_Static_assert(RUN_COLS *RUN_MAX_TOKENS <= SUMS_ELEMENTS, "sums of a run");
+
+static int64_t num_strips_of(int64_t num_cols)
+{
+    int64_t num_strips = (num_cols + QUANT_STRIP_COLS - 1) / QUANT_STRIP_COLS;
+    return num_strips < MANY_STRIPS ? num_strips : num_strips | 1;
 }
 
 /* Past the end of the weights it names memory that may not be there, which a prefetch does not
@@ -40,41 +49,39 @@ static uintptr_t address_of(const struct quant_product *product, int64_t col)
     return (uintptr_t)product->weights + (uintptr_t)(col * product->weight_row_bytes);
 }
 
-/* At the beginning of columns [begin, end): asks for the weights that no strip before it has asked
+/* At the beginning of columns [begin, end): asks for the first weights, which nobody has asked
  * for. */
 static void prefetch_first(const struct quant_product *product, int64_t begin, int64_t end)
 {
-    int64_t num_bytes = (end - begin) * product->weight_row_bytes, ahead = bytes_ahead(product);
-    uintptr_t first = address_of(product, begin);
-    for (int64_t at = 0; at < num_bytes && at < ahead; at += LINE_BYTES) {
-        _mm_prefetch((const char *)(first + (uintptr_t)at), _MM_HINT_T1);
+    int64_t num_strips = num_strips_of(smaller_of(end - begin, RUN_COLS));
+    for (int64_t i = 0; i < QUANT_STRIP_COLS; i++) {
+        uintptr_t first = address_of(product, begin + i * num_strips);
+        for (int64_t at = 0; at < QUANT_STRIP_AHEAD; at += LINE_BYTES) {
+            _mm_prefetch((const char *)(first + (uintptr_t)at), _MM_HINT_T0);
+        }
     }
 }
 
-VEC_INLINE int32_t smaller_of(int64_t left, int32_t right)
+/* Columns [col, col + num_cols), at most RUN_COLS, of all rows of activations. The weights that are
+ * read after them begin at `next`. sums [num_tokens, RUN_COLS], of which the columns up to a whole
+ * strip are written. */
+static void compute_run(const struct quant_product *product, int32_t num_tokens, int64_t col,
+                        int32_t num_cols, uintptr_t next, float *sums)
 {
-    return left < right ? (int32_t)left : right;
-}
-
-/* With one row of activations, columns of a matrix that are read before it is the other one's turn:
- * strip by strip, 64 and 128 columns, the fused MLP of Q4_0 ran at 0.97, 0.95 and 0.96 of two
- * products, with 512 at 0.99 (two threads). More rows read a strip again, from L1. */
-#define RUN_COLS 512
-
-static int32_t strip_run_cols(int32_t num_tokens)
-{
-    return num_tokens == 1 ? RUN_COLS : QUANT_STRIP_COLS;
-}
-
-/* Columns [col, col + num_cols) of a row of activations. sums [num_cols up to a whole strip] */
-static void compute_strips(const struct quant_product *product, int64_t token, int64_t col,
-                           int32_t num_cols, float *sums)
-{
-    uintptr_t ahead = address_of(product, col) + (uintptr_t)bytes_ahead(product);
-    uintptr_t strip_bytes = (uintptr_t)(QUANT_STRIP_COLS * product->weight_row_bytes);
-    for (int32_t at = 0; at < num_cols; at += QUANT_STRIP_COLS, ahead += strip_bytes) {
-        quant_strip(product, token, col + at, smaller_of(num_cols - at, QUANT_STRIP_COLS), ahead,
-                    sums + at);
+    const int64_t num_strips = num_strips_of(num_cols);
+    for (int64_t strip = 0; strip < num_strips; strip++) {
+        struct quant_strip_cols cols = {
+            .col = col + strip, .step = num_strips, .end = col + num_cols};
+        if (strip + 1 == num_strips) {
+            cols.gap_bytes = (int64_t)(next - address_of(product, col + strip + 1));
+        }
+        for (int32_t token = 0; token < num_tokens; token++) {
+            float found[QUANT_STRIP_COLS];
+            quant_strip(product, token, &cols, token == 0, found);
+            for (int64_t i = 0; i < QUANT_STRIP_COLS; i++) {
+                sums[token * RUN_COLS + i * num_strips + strip] = found[i];
+            }
+        }
     }
 }
 
@@ -101,16 +108,16 @@ void avx2_quant_linear(const struct linear_params *params, const struct cpu_work
     struct quant_product product =
         quant_product_of(params->weight, params->in_features, work->quant_rows);
     if (params->num_tokens < quant_panel_min_rows(&product)) {
+        float *sums = sums_of(work);
         prefetch_first(&product, begin, end);
-        int32_t run_cols = strip_run_cols(params->num_tokens);
-        for (int64_t col = begin; col < end; col += run_cols) {
-            int32_t num_cols = smaller_of(end - col, run_cols);
-            for (int64_t token = 0; token < params->num_tokens; token++) {
-                float sums[RUN_COLS];
-                compute_strips(&product, token, col, num_cols, sums);
+        for (int64_t col = begin; col < end; col += RUN_COLS) {
+            int32_t num_cols = smaller_of(end - col, RUN_COLS);
+            compute_run(&product, params->num_tokens, col, num_cols,
+                        address_of(&product, col + num_cols), sums);
+            for (int32_t token = 0; token < params->num_tokens; token++) {
                 for (int32_t at = 0; at < num_cols; at += VEC_LANES) {
                     store_linear(params, token, col + at, smaller_of(num_cols - at, VEC_LANES),
-                                 _mm256_loadu_ps(sums + at));
+                                 _mm256_load_ps(sums + token * RUN_COLS + at));
                 }
             }
         }
@@ -207,18 +214,18 @@ void avx2_quant_gemm_swiglu(const struct gemm_swiglu_params *params, const struc
         quant_product_of(params->gate, params->hidden_size, work->quant_rows);
     struct quant_product up = quant_product_of(params->up, params->hidden_size, work->quant_rows);
     if (params->num_tokens < quant_panel_min_rows(&gate)) {
+        float *gate_sums = sums_of(work), *up_sums = gate_sums + SUMS_ELEMENTS;
         prefetch_first(&gate, begin, end);
-        prefetch_first(&up, begin, end);
-        int32_t run_cols = strip_run_cols(params->num_tokens);
-        for (int64_t col = begin; col < end; col += run_cols) {
-            int32_t num_cols = smaller_of(end - col, run_cols);
-            for (int64_t token = 0; token < params->num_tokens; token++) {
-                float gate_sums[RUN_COLS], up_sums[RUN_COLS];
-                compute_strips(&gate, token, col, num_cols, gate_sums);
-                compute_strips(&up, token, col, num_cols, up_sums);
+        for (int64_t col = begin; col < end; col += RUN_COLS) {
+            int32_t num_cols = smaller_of(end - col, RUN_COLS);
+            compute_run(&gate, params->num_tokens, col, num_cols, address_of(&up, col), gate_sums);
+            compute_run(&up, params->num_tokens, col, num_cols, address_of(&gate, col + num_cols),
+                        up_sums);
+            for (int32_t token = 0; token < params->num_tokens; token++) {
                 for (int32_t at = 0; at < num_cols; at += VEC_LANES) {
+                    int32_t idx = token * RUN_COLS + at;
                     store_swiglu(params, token, col + at, smaller_of(num_cols - at, VEC_LANES),
-                                 _mm256_loadu_ps(gate_sums + at), _mm256_loadu_ps(up_sums + at));
+                                 _mm256_load_ps(gate_sums + idx), _mm256_load_ps(up_sums + idx));
                 }
             }
         }

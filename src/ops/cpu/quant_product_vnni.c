@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Up to DIRECT_ROWS rows: sixteen rows of weights are read side by side, each block is opened and
- * meets all rows at once; rows after these come in meanwhile. More rows: some blocks of 32 columns
+ * meets all rows at once. They lie as far apart as a run of columns has such groups, so that each
+ * reads on where it was when the next group begins: memory sees sixteen long streams, and what each
+ * comes to next is prefetched. More rows: some blocks of 32 columns
  * are opened into a panel that stays in L1, and all rows pass by it, six at a time; their sums wait
  * in L2 for the next blocks.
  *
@@ -14,13 +16,10 @@
 #include "ops/cpu/quant_row_vnni.h"
 
 #define DIRECT_ROWS 32
-/* Sixteen rows of 896 Q4_0 are 8 KB: fetched that far ahead, one row of activations ran at 0.79 of
- * reading alone, twice as far at 0.87 (one thread of an EPYC 9004). */
-#define MIN_BYTES_AHEAD (16 * 1024)
-/* Rows of this length are followed one by one by the prefetch. 896 columns of Q8_0, 952 bytes a
- * row, ran at 1.06 of reading alone instead of 0.89 in the order of addresses; of Q4_0, 504 bytes,
- * at 0.76 instead of 0.83 (two threads of an EPYC 9004). */
-#define LONG_ROW_BYTES 900
+/* Groups of a run. An odd number: streams a multiple of 4 KiB apart would have the same place in
+ * L1. */
+#define RUN_GROUPS 31
+#define STREAM_AHEAD 512 /* of each stream, in bytes */
 #define LINE_BYTES 64
 #define TILE_ROWS 6
 #define PANEL_ELEMENTS 512 /* of k: two panels of at most 10 KiB, and the tile's activations */
@@ -238,9 +237,9 @@ struct weight_rows {
 static struct weight_rows weight_rows_of(const struct vnni_product *product, int64_t col,
                                          int32_t num_cols)
 {
-    return (struct weight_rows){
-        .rows = {product->weights + col * product->weight_row_bytes, product->weight_row_bytes},
-        .num_rows = num_cols < PANEL_COLS ? num_cols : PANEL_COLS};
+    return (struct weight_rows){.rows = {product->weights + col * product->weight_row_bytes,
+                                         product->col_step * product->weight_row_bytes},
+                                .num_rows = num_cols < PANEL_COLS ? num_cols : PANEL_COLS};
 }
 
 /* Opens a block; of fewer than sixteen rows, by way of a copy that has sixteen. dtype is a
@@ -262,20 +261,11 @@ VEC_INLINE void open_block(enum dtype dtype, const struct weight_rows *weights, 
     panel_open(dtype, rows, panel);
 }
 
-/* Where the weights are that come into L2 while a group of sixteen rows is read: as many rows, at
- * least MIN_BYTES_AHEAD further on. */
-static int64_t bytes_ahead(const struct vnni_product *product)
-{
-    int64_t group_bytes = PANEL_COLS * product->weight_row_bytes;
-    return (MIN_BYTES_AHEAD / group_bytes + 1) * group_bytes;
-}
-
-/* Lines still to be asked for. Short rows: in the order of their addresses. Long rows: at the place
- * in each row that is read just then, because what is in the order of addresses would begin with
- * rows of which only the first lines are needed soon. */
+/* Lines still to be asked for, at the same place of each of sixteen streams in turn. */
 struct ahead {
-    uintptr_t at, end; /* in the order of addresses */
-    int64_t stride;    /* of rows; 0: in the order of addresses */
+    uintptr_t at;
+    int64_t stride, row_bytes, gap_bytes;
+    int64_t num_lines; /* before the gap */
     int64_t lines_due; /* times num_blocks */
     int32_t row;
 };
@@ -283,29 +273,29 @@ struct ahead {
 VEC_INLINE struct ahead ahead_of(const struct vnni_product *product,
                                  const struct weight_rows *weights)
 {
-    uintptr_t at = (uintptr_t)weights->rows.first + (uintptr_t)bytes_ahead(product);
-    bool is_long = product->weight_row_bytes >= LONG_ROW_BYTES;
-    return (struct ahead){.at = at, .end = at, .stride = is_long ? product->weight_row_bytes : 0};
+    int64_t num_lines = (product->weight_row_bytes - STREAM_AHEAD + LINE_BYTES - 1) / LINE_BYTES;
+    int64_t gap_bytes = num_lines > 0 ? 0 : product->gap_bytes;
+    return (struct ahead){.at =
+                              (uintptr_t)weights->rows.first + STREAM_AHEAD + (uintptr_t)gap_bytes,
+                          .stride = weights->rows.stride,
+                          .row_bytes = product->weight_row_bytes,
+                          .gap_bytes = product->gap_bytes - gap_bytes,
+                          .num_lines = num_lines};
 }
 
 /* As much as num_blocks blocks of sixteen rows. */
-VEC_INLINE void prefetch_blocks(const struct vnni_product *product, enum dtype dtype,
-                                int32_t num_blocks, struct ahead *ahead)
+VEC_INLINE void prefetch_blocks(const struct vnni_product *product, int32_t num_blocks,
+                                struct ahead *ahead)
 {
-    if (ahead->stride == 0) {
-        ahead->end += (uintptr_t)(PANEL_COLS * num_blocks * panel_block_bytes(dtype));
-        for (; ahead->at < ahead->end; ahead->at += LINE_BYTES) {
-            _mm_prefetch((const char *)ahead->at, _MM_HINT_T1);
-        }
-        return;
-    }
-    ahead->lines_due += PANEL_COLS * num_blocks * ((ahead->stride + LINE_BYTES - 1) / LINE_BYTES);
+    ahead->lines_due +=
+        PANEL_COLS * num_blocks * ((ahead->row_bytes + LINE_BYTES - 1) / LINE_BYTES);
     for (; ahead->lines_due > 0; ahead->lines_due -= product->num_blocks) {
         _mm_prefetch((const char *)ahead->at, _MM_HINT_T1);
         ahead->at += (uintptr_t)ahead->stride;
         if (++ahead->row == PANEL_COLS) {
             ahead->row = 0;
             ahead->at -= (uintptr_t)(PANEL_COLS * ahead->stride - LINE_BYTES);
+            ahead->at += (uintptr_t)(--ahead->num_lines == 0 ? ahead->gap_bytes : 0);
         }
     }
 }
@@ -326,14 +316,14 @@ VEC_INLINE void compute_one_row(enum dtype dtype, const struct vnni_product *pro
     if (dtype == DTYPE_Q4_0 && weights->num_rows == PANEL_COLS) {
         struct panel_bases bases = panel_bases_of(weights->rows);
         for (; block + ROW_BLOCKS <= product->num_blocks; block += ROW_BLOCKS) {
-            prefetch_blocks(product, dtype, ROW_BLOCKS, &ahead);
+            prefetch_blocks(product, ROW_BLOCKS, &ahead);
             row_add_q4_0(&bases, (const struct q8_activations *)(const void *)a[0] + block,
                          &acc[0][0]);
             panel_bases_advance(&bases, ROW_STEP_BYTES);
         }
     }
     for (; block < product->num_blocks; block++) {
-        prefetch_blocks(product, dtype, 1, &ahead);
+        prefetch_blocks(product, 1, &ahead);
         open_block(dtype, weights, block, panel);
         add_blocks(shape, panels, a, block, 1, acc);
     }
@@ -356,7 +346,7 @@ VEC_INLINE void compute_direct(enum dtype dtype, const struct vnni_product *prod
         _mm512_store_ps(sums + r * VNNI_PRODUCT_COLS, _mm512_setzero_ps());
     }
     for (int64_t block = 0; block < product->num_blocks; block++) {
-        prefetch_blocks(product, dtype, 1, &ahead);
+        prefetch_blocks(product, 1, &ahead);
         open_block(dtype, weights, block, panel);
         for (int32_t r = 0; r < num_rows; r++) {
             float *sum = sums + r * VNNI_PRODUCT_COLS;
@@ -370,15 +360,17 @@ VEC_INLINE void compute_direct(enum dtype dtype, const struct vnni_product *prod
     }
 }
 
-void vnni_product_prefetch(const struct vnni_product *product, int64_t num_rows, int64_t col,
-                           int64_t num_cols)
+void vnni_product_prefetch(const struct vnni_product *product, int64_t num_rows, int64_t begin,
+                           int64_t end)
 {
-    if (num_rows <= DIRECT_ROWS) {
-        int64_t num_bytes = num_cols * product->weight_row_bytes;
-        uintptr_t at = (uintptr_t)product->weights + (uintptr_t)(col * product->weight_row_bytes);
-        uintptr_t end =
-            at + (uintptr_t)(num_bytes < bytes_ahead(product) ? num_bytes : bytes_ahead(product));
-        for (; at < end; at += LINE_BYTES) {
+    if (num_rows > DIRECT_ROWS) {
+        return;
+    }
+    int64_t num_groups = (end - begin) / PANEL_COLS;
+    num_groups = num_groups < RUN_GROUPS ? num_groups : RUN_GROUPS;
+    for (int64_t row = 0; row < PANEL_COLS; row++) {
+        uintptr_t first = vnni_address_of(product, begin + row * num_groups);
+        for (uintptr_t at = first; at < first + STREAM_AHEAD; at += LINE_BYTES) {
             _mm_prefetch((const char *)at, _MM_HINT_T1);
         }
     }
@@ -398,9 +390,10 @@ VEC_INLINE void open_panel(enum dtype dtype, const struct weight_rows *weights, 
 
 void vnni_prefetch_part(const struct vnni_tile_run *run, int32_t part, int32_t num_parts)
 {
-    int32_t share = (VNNI_PRODUCT_COLS + num_parts - 1) / num_parts;
+    int32_t num_rows = run->num_panels * PANEL_COLS;
+    int32_t share = (num_rows + num_parts - 1) / num_parts;
     for (int32_t idx = part * share; idx < (part + 1) * share; idx++) {
-        if (idx < VNNI_PRODUCT_COLS) {
+        if (idx < num_rows) {
             uintptr_t row = run->ahead + (uintptr_t)(idx * run->ahead_stride);
             for (uintptr_t at = row; at < row + (uintptr_t)run->ahead_bytes; at += 64) {
                 _mm_prefetch((const char *)at, _MM_HINT_T1);
@@ -509,7 +502,8 @@ void vnni_product_compute_panels(const struct vnni_product *product, int64_t row
     int64_t panel_blocks = PANEL_ELEMENTS / dtype_block_elements(product->dtype);
     int64_t panel_bytes = panel_blocks * panel_vectors(panel_kind(product->dtype)) * 64;
     int64_t block_bytes = (int64_t)dtype_block_bytes(product->dtype);
-    uintptr_t first = (uintptr_t)product->weights + (uintptr_t)(col * product->weight_row_bytes);
+    uintptr_t first = vnni_address_of(product, col);
+    int64_t next_bytes = product->weight_row_bytes + product->gap_bytes;
     struct weight_rows weights[2] = {weight_rows_of(product, col, num_cols)};
     struct vnni_tile_run run = {.dtype = product->dtype,
                                 .num_panels = num_cols > PANEL_COLS ? 2 : 1,
@@ -519,7 +513,7 @@ void vnni_product_compute_panels(const struct vnni_product *product, int64_t row
                                     product->activations + row * product->activation_row_bytes,
                                 .activation_row_bytes = product->activation_row_bytes,
                                 .sums = sums,
-                                .ahead_stride = product->weight_row_bytes,
+                                .ahead_stride = product->col_step * product->weight_row_bytes,
                                 .ahead_bytes = panel_blocks * block_bytes};
     if (run.num_panels == 2) {
         weights[1] = weight_rows_of(product, col + PANEL_COLS, num_cols - PANEL_COLS);
@@ -531,8 +525,8 @@ void vnni_product_compute_panels(const struct vnni_product *product, int64_t row
             format->open(&weights[p], run.block, run.num_blocks, (__m512i *)(void *)run.panels[p]);
         }
         bool is_last = run.block + panel_blocks >= product->num_blocks;
-        run.ahead = first + (uintptr_t)(is_last ? num_cols * product->weight_row_bytes
-                                                : (run.block + panel_blocks) * block_bytes);
+        run.ahead =
+            first + (uintptr_t)(is_last ? next_bytes : (run.block + panel_blocks) * block_bytes);
         tiles(&run);
     }
 }
@@ -546,13 +540,9 @@ struct vnni_product vnni_product_of(struct weight_view weight, const struct quan
                                  .weight_row_bytes =
                                      (int64_t)dtype_row_bytes(weight.dtype, num_elements),
                                  .num_blocks = num_elements / dtype_block_elements(weight.dtype),
+                                 .col_step = 1,
                                  .activations = rows->rows[form],
                                  .activation_row_bytes = (int64_t)rows->row_bytes[form]};
-}
-
-int64_t vnni_product_cols(int64_t num_rows)
-{
-    return num_rows <= DIRECT_ROWS ? PANEL_COLS : VNNI_PRODUCT_COLS;
 }
 
 void vnni_product_compute(const struct vnni_product *product, int64_t row, int32_t num_rows,
@@ -564,6 +554,46 @@ void vnni_product_compute(const struct vnni_product *product, int64_t row, int32
     } else {
         vnni_tiles_fn *tiles = formats[product->dtype].tiles[num_cols > PANEL_COLS];
         vnni_product_compute_panels(product, row, num_rows, col, num_cols, sums, panel, tiles);
+    }
+}
+
+/* ---- runs ---- */
+
+int32_t vnni_run_cols(int64_t num_rows)
+{
+    return num_rows <= DIRECT_ROWS ? RUN_GROUPS * PANEL_COLS : VNNI_PRODUCT_COLS;
+}
+
+_Static_assert(DIRECT_ROWS *RUN_GROUPS *PANEL_COLS <= VNNI_SUMS, "sums of a run");
+
+void vnni_run_compute(const struct vnni_run *run, const struct vnni_product *product, float *sums)
+{
+    struct vnni_product part = *product;
+    if (run->num_rows > DIRECT_ROWS) {
+        part.gap_bytes = (int64_t)(run->next - vnni_address_of(product, run->col + 1));
+        run->compute(&part, run->row, run->num_rows, run->col, run->num_cols, sums, run->panel);
+        return;
+    }
+    const int32_t stride = vnni_run_cols(run->num_rows);
+    const int32_t num_groups = run->num_cols / PANEL_COLS, num_left = run->num_cols % PANEL_COLS;
+    for (int32_t group = 0; group < num_groups + (num_left > 0); group++) {
+        _Alignas(64) float found[DIRECT_ROWS * VNNI_PRODUCT_COLS];
+        /* The last columns, fewer than sixteen, are a group beside each other. */
+        bool is_rest = group == num_groups;
+        int32_t first = is_rest ? num_groups * PANEL_COLS : group;
+        int32_t num_cols = is_rest ? num_left : PANEL_COLS;
+        part.col_step = is_rest ? 1 : num_groups;
+        part.gap_bytes = 0;
+        if (group + 1 >= num_groups) {
+            part.gap_bytes = (int64_t)(run->next - vnni_address_of(product, run->col + first + 1));
+        }
+        run->compute(&part, run->row, run->num_rows, run->col + first, num_cols, found, run->panel);
+        for (int32_t row = 0; row < run->num_rows; row++) {
+            for (int32_t idx = 0; idx < num_cols; idx++) {
+                sums[row * stride + first + idx * (int32_t)part.col_step] =
+                    found[row * VNNI_PRODUCT_COLS + idx];
+            }
+        }
     }
 }
 

@@ -17,6 +17,8 @@ struct vnni_product {
     enum dtype dtype;             /* quantised */
     const unsigned char *weights; /* [.., num_elements], any alignment */
     int64_t weight_row_bytes, num_blocks;
+    int64_t col_step;  /* from a column of a call to the next one */
+    int64_t gap_bytes; /* what is read after the end of those rows begins so much behind it */
     const unsigned char *activations; /* [.., num_elements] in the dtype's form */
     int64_t activation_row_bytes;
 };
@@ -25,21 +27,40 @@ struct vnni_product {
 struct vnni_product vnni_product_of(struct weight_view weight, const struct quant_rows *rows,
                                     int64_t num_elements);
 
-/* How many columns at a time pay for so many rows: 16 or 32. Callers keep to it, since prefetching
- * does. */
-int64_t vnni_product_cols(int64_t num_rows);
-/* At the beginning of a piece [col, col + num_cols): asks for the first weights, which nobody has
- * asked for. Does nothing if num_rows are many. */
-void vnni_product_prefetch(const struct vnni_product *product, int64_t num_rows, int64_t col,
-                           int64_t num_cols);
-
-/* sums[r * VNNI_PRODUCT_COLS + c] of rows [row, row + num_rows) and columns [col, col + num_cols).
+/* sums[r * VNNI_PRODUCT_COLS + c] of rows [row, row + num_rows) and columns col + c * col_step, c
+ * in [0, num_cols), with a step of 1 if those are more than 16.
  * sums [num_rows, VNNI_PRODUCT_COLS], 64-byte aligned, written also beyond num_cols.
  * panel [VNNI_PANEL_BYTES], 64-byte aligned. */
 #define VNNI_PANEL_BYTES (32 * 1024)
 typedef void vnni_compute_fn(const struct vnni_product *product, int64_t row, int32_t num_rows,
                              int64_t col, int32_t num_cols, float *sums, unsigned char *panel);
 vnni_compute_fn vnni_product_compute;
+
+/* Columns of one matrix that are computed before it is another one's turn. */
+struct vnni_run {
+    vnni_compute_fn *compute;
+    int64_t row; /* rows of activations [row, row + num_rows) */
+    int32_t num_rows;
+    int64_t col;
+    int32_t num_cols;     /* at most vnni_run_cols(num_rows) */
+    uintptr_t next;       /* the weights that are read after them */
+    unsigned char *panel; /* [VNNI_PANEL_BYTES], 64-byte aligned */
+};
+/* A multiple of 16, with which num_rows rows of sums take at most VNNI_SUMS. */
+int32_t vnni_run_cols(int64_t num_rows);
+#define VNNI_SUMS (VNNI_PRODUCT_ROWS * VNNI_PRODUCT_COLS)
+/* sums[r * vnni_run_cols(num_rows) + c], 64-byte aligned, written also beyond num_cols. */
+void vnni_run_compute(const struct vnni_run *run, const struct vnni_product *product, float *sums);
+/* At the beginning of a piece [begin, end): asks for the first weights, which nobody has asked
+ * for. Does nothing if num_rows are many. */
+void vnni_product_prefetch(const struct vnni_product *product, int64_t num_rows, int64_t begin,
+                           int64_t end);
+/* Past the end of the weights it names memory that may not be there, which a prefetch does not
+ * mind. */
+static inline uintptr_t vnni_address_of(const struct vnni_product *product, int64_t col)
+{
+    return (uintptr_t)product->weights + (uintptr_t)(col * product->weight_row_bytes);
+}
 
 /* What passes by one or two panels of sixteen columns, blocks [block, block + num_blocks) of their
  * weights as quant_panel_vnni.h lays them out: num_rows rows of activations and their sums so far,
@@ -51,7 +72,7 @@ struct vnni_tile_run {
     const unsigned char *activations;
     int64_t activation_row_bytes, block, num_blocks;
     float *sums;
-    /* Weights that are opened next: bytes [0, ahead_bytes) of each of 32 rows. */
+    /* Weights that are opened next: bytes [0, ahead_bytes) of as many rows as panels have. */
     uintptr_t ahead;
     int64_t ahead_stride, ahead_bytes;
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Few rows of activations: memory is the limit, so the weights are read once, eight rows of them as
- * eight streams, while the next eight are brought into the cache in the order of their addresses.
+ * eight streams, while what the streams come to next is brought into the cache.
  * The lanes of a vector hold elements of one column; a tree of shuffles and additions turns eight
  * such vectors into one whose lanes are columns, before the scales are applied. */
 #include "ops/cpu/quant_tile_avx2.h"
@@ -19,17 +19,16 @@ struct strip {
     const unsigned char *weight_rows[QUANT_STRIP_COLS];
     const unsigned char *activations;
     int64_t num_blocks;
-    uintptr_t ahead;
+    bool does_prefetch;
+    int64_t gap_offset, gap_bytes; /* from an offset on, what comes is that much further */
 };
 
-/* The lines that one block of each of the eight rows takes. */
-VEC_INLINE void prefetch_block(uintptr_t ahead, enum dtype dtype)
+/* The line of a stream, QUANT_STRIP_AHEAD bytes ahead of an offset. */
+VEC_INLINE void prefetch_line(const struct strip *strip, int col, int64_t offset)
 {
-    int num_lines = ((int)block_bytes_of(dtype) * QUANT_STRIP_COLS + LINE_BYTES - 1) / LINE_BYTES;
-    VEC_UNROLL
-    for (int line = 0; line < num_lines; line++) {
-        _mm_prefetch((const char *)(ahead + (uintptr_t)(line * LINE_BYTES)), _MM_HINT_T0);
-    }
+    int64_t at = offset + QUANT_STRIP_AHEAD;
+    at += offset >= strip->gap_offset ? strip->gap_bytes : 0;
+    _mm_prefetch((const char *)((uintptr_t)strip->weight_rows[col] + (uintptr_t)at), _MM_HINT_T0);
 }
 
 /* Lane i is the sum of the eight lanes of vector i. */
@@ -157,10 +156,15 @@ VEC_INLINE void strip_blocks(enum dtype dtype, const struct strip *strip, float 
     for (int col = 0; col < QUANT_STRIP_COLS; col++) {
         rows[col] = strip->weight_rows[col];
     }
-    uintptr_t ahead = strip->ahead;
+    int64_t next_line = strip->does_prefetch ? 0 : INT64_MAX;
     for (int64_t at = 0; at < strip->num_blocks * block_bytes; at += block_bytes, block++) {
-        prefetch_block(ahead, dtype);
-        ahead += (uintptr_t)(block_bytes * QUANT_STRIP_COLS);
+        if (at >= next_line) {
+            VEC_UNROLL
+            for (int col = 0; col < QUANT_STRIP_COLS; col++) {
+                prefetch_line(strip, col, next_line);
+            }
+            next_line += LINE_BYTES;
+        }
         __m256i dots = dtype == DTYPE_Q8_0 ? dots_of_bytes(rows, at, block->q)
                                            : dots_of_nibbles(dtype, rows, at, block->q);
         if (quant_offset(dtype) != 0) {
@@ -250,16 +254,13 @@ VEC_INLINE void strip_k_blocks(enum dtype dtype, const struct strip *strip, floa
         (const struct q8_k_activations *)(const void *)strip->activations;
     int64_t block_bytes = block_bytes_of(dtype);
     __m256 sums = _mm256_setzero_ps(), mins = _mm256_setzero_ps(), min_dots = mins;
-    uintptr_t ahead = strip->ahead;
     for (int64_t at = 0; at < strip->num_blocks * block_bytes; at += block_bytes, block++) {
         __m256i parts[QUANT_STRIP_COLS];
         __m128i min_parts[QUANT_STRIP_COLS], sums_of_32 = k_sums_of_32(block->sums);
         for (int col = 0; col < QUANT_STRIP_COLS; col++) {
-            VEC_UNROLL
-            for (int line = 0; line < (int)block_bytes; line += LINE_BYTES) {
-                _mm_prefetch((const char *)(ahead + (uintptr_t)line), _MM_HINT_T0);
+            for (int64_t line = 0; strip->does_prefetch && line < block_bytes; line += LINE_BYTES) {
+                prefetch_line(strip, col, at + line);
             }
-            ahead += (uintptr_t)block_bytes;
             const unsigned char *weights = strip->weight_rows[col] + at;
             parts[col] = dtype == DTYPE_Q6_K
                              ? q6_k_part(weights, block)
@@ -303,17 +304,20 @@ static strip_fn *const strips[DTYPE_COUNT] = {
     [DTYPE_Q5_K] = strip_Q5_K, [DTYPE_Q6_K] = strip_Q6_K,
 };
 
-void quant_strip(const struct quant_product *product, int64_t row, int64_t col, int32_t num_cols,
-                 uintptr_t ahead, float sums[QUANT_STRIP_COLS])
+void quant_strip(const struct quant_product *product, int64_t row,
+                 const struct quant_strip_cols *cols, bool does_prefetch,
+                 float sums[QUANT_STRIP_COLS])
 {
     struct strip strip = {.activations = product->rows + row * product->row_bytes,
                           .num_blocks = product->num_blocks,
-                          .ahead = ahead};
-    assert(num_cols >= 1 && num_cols <= QUANT_STRIP_COLS && strips[product->dtype] != NULL);
+                          .does_prefetch = does_prefetch,
+                          .gap_offset = product->weight_row_bytes - QUANT_STRIP_AHEAD,
+                          .gap_bytes = cols->gap_bytes};
+    assert(cols->col < cols->end && strips[product->dtype] != NULL);
     for (int32_t i = 0; i < QUANT_STRIP_COLS; i++) {
-        /* Lanes that nobody asked for repeat the last column. */
-        int64_t weight_row = col + (i < num_cols ? i : num_cols - 1);
-        strip.weight_rows[i] = product->weights + weight_row * product->weight_row_bytes;
+        int64_t col = cols->col + i * cols->step;
+        col = col < cols->end ? col : cols->end - 1;
+        strip.weight_rows[i] = product->weights + col * product->weight_row_bytes;
     }
     strips[product->dtype](&strip, sums);
 }

@@ -8,6 +8,7 @@
 #ifndef IMBREX_OPS_CPU_QUANT_TILE_AVX2_H
 #define IMBREX_OPS_CPU_QUANT_TILE_AVX2_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,10 +38,20 @@ static inline int32_t quant_panel_min_rows(const struct quant_product *product)
 struct quant_product quant_product_of(struct weight_view weight, int32_t in_features,
                                       const struct quant_rows *quant_rows);
 
-/* sums[i] for column col + i of a row, i in [0, num_cols), num_cols in [1, 8]. Meanwhile
- * prefetches as many bytes as it reads from `ahead`, any address. */
-void quant_strip(const struct quant_product *product, int64_t row, int64_t col, int32_t num_cols,
-                 uintptr_t ahead, float sums[QUANT_STRIP_COLS]);
+/* Columns that are read side by side: col, col + step, ..., those of them before end. */
+struct quant_strip_cols {
+    int64_t col, step, end;
+    /* What is read after the end of these rows begins so many bytes behind it. */
+    int64_t gap_bytes;
+};
+
+/* sums[i] for column col + i * step of a row; lanes beyond the last column repeat it. Meanwhile
+ * asks for what each of the streams of weights comes to next, if `does_prefetch`. */
+void quant_strip(const struct quant_product *product, int64_t row,
+                 const struct quant_strip_cols *cols, bool does_prefetch,
+                 float sums[QUANT_STRIP_COLS]);
+/* Of each stream, in bytes. */
+#define QUANT_STRIP_AHEAD 512
 
 /* Bytes of scratch memory for a panel. */
 #define QUANT_PANEL_BYTES (96 * 1024)
