@@ -21,8 +21,11 @@
 #include "cli/signals.h"
 #include "cli/spread.h"
 #include "ops/cpu/cpu_kernels.h"
+#include "ops/cpu/dot_few.h"
+#include "ops/few_ways.h"
+#include "ops/ops_loop.h"
 
-#define MAX_CONTESTANTS (2 * CPU_NUM_PATHS)
+#define MAX_CONTESTANTS (CONTESTANT_COUNT * CPU_NUM_PATHS)
 #define SAMPLE_US 2000.0    /* calls of a sample take that long together, if one does not */
 #define CELL_SECONDS 4.0    /* then pairs end early, but not before MIN_PAIRS */
 #define MIN_PAIRS 3         /* fewer have no median */
@@ -30,10 +33,21 @@
 #define MAX_ERROR 1e-4      /* of a path against the reference, relative to the largest result */
 #define MEMORY_SHARE 0.5    /* of the machine's: a cell that needs more is left out */
 
+/* An op as it is, the MLP as two products and a pass, an op by one of the ways to read weights. */
+enum contestant_kind {
+    CONTESTANT_OP,
+    CONTESTANT_UNFUSED,
+    CONTESTANT_STREAMS,
+    CONTESTANT_ORDERED,
+    CONTESTANT_COUNT
+};
+static const char *const contestant_names[CONTESTANT_COUNT] = {"op", "unfused", "streams",
+                                                               "ordered"};
+
 struct contestant {
     const struct cpu_path *path;
     struct ops *ops;
-    bool is_unfused;
+    enum contestant_kind kind;
     double error;
     int32_t num_calls; /* in a sample */
     double *us;        /* [num_pairs], of a call */
@@ -126,24 +140,34 @@ static void cell_name(const struct cpu_cell *cell, char name[96])
              cpu_op_has_weights(cell->op) ? dtype_name(cell->dtype) : "F32", (int)cell->num_rows);
 }
 
-static const char *contestant_kind(const struct contestant *contestant)
+static enum few_way few_way_of(enum contestant_kind kind)
 {
-    return contestant->is_unfused ? "unfused" : "op";
+    return kind == CONTESTANT_STREAMS   ? FEW_WAY_STREAMS
+           : kind == CONTESTANT_ORDERED ? FEW_WAY_ORDERED
+                                        : FEW_WAY_COUNT;
+}
+
+/* Whether an op may read weights in several ways. */
+static bool has_ways(const struct contestant *contestant, const struct cpu_cell *cell)
+{
+    return cell->num_rows <= FEW_MAX_ROWS && cpu_op_has_weights(cell->op) &&
+           !dtype_is_quantized(cell->dtype) && ops_kernels(contestant->ops)->has_few_ways;
 }
 
 /* A sample of a contestant: the time of a call, microseconds. */
 static double time_calls(struct cpu_cell *cell, const struct contestant *contestant,
                          int32_t num_calls, int32_t *copy_idx)
 {
+    ops_set_few_way(contestant->ops, few_way_of(contestant->kind));
     double begin = now_us();
     for (int32_t i = 0; i < num_calls; i++) {
         *copy_idx = (*copy_idx + 1) % cell->num_copies;
-        cpu_cell_call(cell, contestant->ops, contestant->is_unfused, *copy_idx);
+        cpu_cell_call(cell, contestant->ops, contestant->kind == CONTESTANT_UNFUSED, *copy_idx);
     }
     return (now_us() - begin) / num_calls;
 }
 
-/* Who is there: each path, and for the MLP its unfused pair too. */
+/* Who is there: each path, for the MLP its unfused pair too, and the ways if they are asked for. */
 static int32_t choose_contestants(struct ops_bench *bench, const struct cpu_cell *cell,
                                   struct contestant contestants[MAX_CONTESTANTS])
 {
@@ -151,14 +175,19 @@ static int32_t choose_contestants(struct ops_bench *bench, const struct cpu_cell
     bool only_ref = bench->settings->cpu.value == 0;
     for (int path = CPU_NUM_PATHS - 1; path >= 0; path--) {
         bool is_slow = path == 0 && cpu_cell_flops(cell) > MAX_REF_FLOPS && !only_ref;
-        for (int kind = 0; kind < 2 && bench->ops[path] != NULL && !is_slow; kind++) {
-            if (kind == 0 || cell->op == BENCH_OP_GEMM_SWIGLU) {
-                contestants[count] = (struct contestant){
-                    .path = &cpu_paths[path],
-                    .ops = bench->ops[path],
-                    .is_unfused = kind == 1,
-                    .us = bench->us + (int64_t)count * bench->settings->num_pairs.value};
-                count++;
+        for (int kind = 0; kind < CONTESTANT_COUNT && bench->ops[path] != NULL && !is_slow;
+             kind++) {
+            struct contestant contestant = {.path = &cpu_paths[path],
+                                            .ops = bench->ops[path],
+                                            .kind = (enum contestant_kind)kind,
+                                            .us = bench->us + (int64_t)count *
+                                                                  bench->settings->num_pairs.value};
+            bool is_there = kind == CONTESTANT_UNFUSED ? cell->op == BENCH_OP_GEMM_SWIGLU
+                            : kind == CONTESTANT_OP
+                                ? true
+                                : bench->settings->ways && has_ways(&contestant, cell);
+            if (is_there) {
+                contestants[count++] = contestant;
             }
         }
     }
@@ -171,13 +200,15 @@ static int check_contestants(struct ops_bench *bench, struct cpu_cell *cell,
     for (int32_t i = 0; i < count; i++) {
         struct contestant *contestant = &contestants[i];
         char name[96];
-        bool is_written = cpu_cell_check(cell, contestant->ops, bench->reference,
-                                         contestant->is_unfused, &contestant->error);
+        ops_set_few_way(contestant->ops, few_way_of(contestant->kind));
+        bool is_written =
+            cpu_cell_check(cell, contestant->ops, bench->reference,
+                           contestant->kind == CONTESTANT_UNFUSED, &contestant->error);
         if (!is_written || !(contestant->error <= MAX_ERROR)) {
             cell_name(cell, name);
             output_error("bench ops: %s: %s (%s) is wrong: %s, the largest difference is %g of "
                          "the largest result, expected at most %g; not timed",
-                         name, contestant->path->name, contestant_kind(contestant),
+                         name, contestant->path->name, contestant_names[contestant->kind],
                          is_written ? "all results are there" : "not all results are written",
                          contestant->error, MAX_ERROR);
             return EXIT_CODE_FAILURE;
@@ -193,6 +224,10 @@ static int32_t time_contestants(struct ops_bench *bench, struct cpu_cell *cell,
 {
     int32_t copy_idx = 0, pair = 0;
     for (int32_t i = 0; i < count; i++) {
+        /* Until the ops have chosen among their ways. */
+        if (has_ways(&contestants[i], cell)) {
+            (void)time_calls(cell, &contestants[i], FEW_WAY_COUNT * FEW_WAY_TRIALS, &copy_idx);
+        }
         double once_us = time_calls(cell, &contestants[i], 1, &copy_idx);
         contestants[i].num_calls = (int32_t)fmin(fmax(SAMPLE_US / once_us, 1.0), 1e5);
     }
@@ -226,7 +261,7 @@ static json_t *spread_json(const struct spread *spread)
 static bool unfused_ratio(struct ops_bench *bench, const struct contestant *contestants,
                           int32_t count, int32_t idx, int32_t num_pairs, struct spread *ratio)
 {
-    if (idx + 1 >= count || contestants[idx].is_unfused || !contestants[idx + 1].is_unfused) {
+    if (idx + 1 >= count || contestants[idx + 1].kind != CONTESTANT_UNFUSED) {
         return false;
     }
     for (int32_t pair = 0; pair < num_pairs; pair++) {
@@ -258,14 +293,14 @@ static json_t *contestant_json(const struct cpu_cell *cell, const struct contest
 {
     /* Both products, which the fused op never stores. */
     json_int_t temporary_bytes =
-        contestant->is_unfused
+        contestant->kind == CONTESTANT_UNFUSED
             ? 2 * (json_int_t)cell->num_rows * cell->out_features * (json_int_t)sizeof(float)
             : 0;
     json_t *entry = json_pack("{s:s, s:s, s:i, s:o, s:f, s:f, s:o, s:I, s:f}", "path",
-                              contestant->path->name, "kind", contestant_kind(contestant), "calls",
-                              (int)contestant->num_calls, "us", spread_json(&figures->us), "gflops",
-                              cpu_cell_flops(cell) / figures->us.median * 1e-3, "gbytes_per_s",
-                              cpu_cell_num_bytes(cell) / figures->us.median * 1e-3,
+                              contestant->path->name, "kind", contestant_names[contestant->kind],
+                              "calls", (int)contestant->num_calls, "us", spread_json(&figures->us),
+                              "gflops", cpu_cell_flops(cell) / figures->us.median * 1e-3,
+                              "gbytes_per_s", cpu_cell_num_bytes(cell) / figures->us.median * 1e-3,
                               "percent_of_roof", spread_json(&figures->percent), "temporary_bytes",
                               temporary_bytes, "error", contestant->error);
     if (figures->has_ratio &&
@@ -305,7 +340,8 @@ static void print_contestant(const struct cpu_cell *cell, const struct contestan
                   bench_op_name(cell->op), cell->shape->name,
                   cpu_op_has_weights(cell->op) ? dtype_name(cell->dtype) : "F32",
                   (int)cell->num_rows, contestant->path->name,
-                  contestant->is_unfused ? "unfused" : "", figures->us.median, figures->us.p90,
+                  contestant->kind == CONTESTANT_OP ? "" : contestant_names[contestant->kind],
+                  figures->us.median, figures->us.p90,
                   cpu_cell_flops(cell) / figures->us.median * 1e-3,
                   cpu_cell_num_bytes(cell) / figures->us.median * 1e-3, percent_text,
                   bound_name(bound), ratio_text);

@@ -121,6 +121,12 @@ static const struct option_spec bench_ops_options[] = {
              "CPU only",
      .choices = engine_cpu_choices,
      .offset = offsetof(struct bench_ops_settings, cpu)},
+    {.long_name = "ways",
+     .type = OPTION_TYPE_FLAG,
+     .group = "What",
+     .help = "of up to 8 tokens, each way to read weights that are not quantised too, beside what "
+             "the kernels choose for themselves; on a CPU only",
+     .offset = offsetof(struct bench_ops_settings, ways)},
     {.long_name = "plans",
      .argument = "KIND",
      .type = OPTION_TYPE_CHOICE,
@@ -547,6 +553,7 @@ static int check_device(const struct bench_ops_settings *settings, bool is_cpu)
                   : settings->cpu.given     ? "cpu"
                   : settings->threads.given ? "threads"
                   : settings->no_roofs      ? "no-roofs"
+                  : settings->ways          ? "ways"
                   : is_cpu_op               ? "op"
                                             : NULL;
     }

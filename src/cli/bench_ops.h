@@ -50,7 +50,7 @@ struct bench_ops_settings {
     struct option_integer op, plans, weights, clock, num_pairs, group_m, baselines, num_streams;
     struct option_real replay_ms, rest_ms, energy_ms, near;
     struct option_integer rounding, interleave; /* enum imbrex_rounding; rows */
-    bool numerics, no_overlap, no_roofs, portable, bias, hidden_share;
+    bool numerics, no_overlap, no_roofs, ways, portable, bias, hidden_share;
 };
 
 /* How gate and up become one result. */

@@ -7,10 +7,12 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
 #include "ops/cpu/attention_split.h"
 #include "ops/cpu/cpu_kernels.h"
+#include "ops/few_ways.h"
 #include "ops/ops_loop.h"
 
 /* A loop this small is done before another thread would have joined it: 20,000 flop take 1 us. */
@@ -42,6 +44,7 @@ struct ops {
     unsigned char *scratch; /* the caller's: activations in blocks, row by row, form by form */
     size_t scratch_bytes;
     struct memory_region thread_scratch; /* [num_threads] x CPU_SCRATCH_BYTES */
+    struct few_ways few_ways;
 };
 
 size_t ops_thread_scratch_bytes(int32_t num_threads)
@@ -93,6 +96,7 @@ enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, void *
     cpu_kernels_select(cpu_features, &created->kernels);
     created->scratch = scratch;
     created->scratch_bytes = scratch_bytes;
+    created->few_ways.the_only = FEW_WAY_COUNT;
     *ops = created;
     return IMBREX_STATUS_OK;
 }
@@ -166,6 +170,7 @@ struct loop {
     const struct quant_rows *quant_rows; /* linear, gemm_swiglu and what quantises for them */
     const struct attention_parts *parts; /* attention in splits only */
     double item_bytes;                   /* of weights, if they decide how long the loop takes */
+    enum few_way few_way;                /* linear, gemm_swiglu */
     struct column_split columns;         /* linear, gemm_swiglu */
 };
 
@@ -218,6 +223,27 @@ static void run_columns(struct ops *ops, thread_pool_fn *piece, struct loop loop
     thread_pool_run(ops->pool, num_pieces, 1, columns_piece, &loop);
 }
 
+/* Of few rows; plain weights in the way that is the fastest for them, or is tried out. */
+static void run_few_columns(struct ops *ops, thread_pool_fn *piece, struct loop loop, int64_t count,
+                            double item_flops, int32_t num_rows, bool are_plain)
+{
+    struct few_shape *trial = NULL;
+    int64_t num_bytes = (int64_t)(loop.item_bytes * (double)count);
+    if (are_plain && ops->kernels.has_few_ways) {
+        loop.few_way = few_ways_take(&ops->few_ways, num_rows, num_bytes, &trial);
+    }
+    int64_t begin_ns = trial != NULL ? clock_now_ns() : 0;
+    run_columns(ops, piece, loop, count, item_flops);
+    if (trial != NULL) {
+        few_ways_note(trial, loop.few_way, clock_now_ns() - begin_ns);
+    }
+}
+
+void ops_set_few_way(struct ops *ops, enum few_way way)
+{
+    ops->few_ways.the_only = way;
+}
+
 const struct cpu_kernels *ops_kernels(const struct ops *ops)
 {
     return &ops->kernels;
@@ -244,6 +270,7 @@ DEFINE_PIECE(rope_kv)
 static struct cpu_work work_of(const struct loop *loop, int32_t thread_idx)
 {
     return (struct cpu_work){.quant_rows = loop->quant_rows,
+                             .few_way = loop->few_way,
                              .scratch =
                                  loop->thread_scratch + (int64_t)thread_idx * CPU_SCRATCH_BYTES};
 }
@@ -439,13 +466,14 @@ void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num
         return;
     }
     quantize_rows(ops, &quantize, &quant_rows);
-    bool are_few = params[0].num_tokens <= FEW_ROWS;
-    run_columns(ops, linear_piece,
-                (struct loop){.params = params,
-                              .num_linears = num_linears,
-                              .quant_rows = &quant_rows,
-                              .item_bytes = are_few ? weight_bytes / (double)num_cols : 0.0},
-                num_cols, flops / (double)num_cols);
+    struct loop loop = {.params = params, .num_linears = num_linears, .quant_rows = &quant_rows};
+    if (params[0].num_tokens > FEW_ROWS) {
+        run_columns(ops, linear_piece, loop, num_cols, flops / (double)num_cols);
+        return;
+    }
+    loop.item_bytes = weight_bytes / (double)num_cols;
+    run_few_columns(ops, linear_piece, loop, num_cols, flops / (double)num_cols,
+                    params[0].num_tokens, quantize.a == NULL);
 }
 
 void ops_rope_kv(struct ops *ops, const struct rope_kv_params *params)
@@ -530,11 +558,15 @@ void ops_gemm_swiglu(struct ops *ops, const struct gemm_swiglu_params *params)
     want_form(ops, params->gate.dtype, &quantize);
     want_form(ops, params->up.dtype, &quantize);
     quantize_rows(ops, &quantize, &quant_rows);
-    double item_bytes = (double)dtype_row_bytes(params->gate.dtype, params->hidden_size) +
-                        (double)dtype_row_bytes(params->up.dtype, params->hidden_size);
-    run_columns(ops, gemm_swiglu_piece,
-                (struct loop){.params = params,
-                              .quant_rows = &quant_rows,
-                              .item_bytes = params->num_tokens <= FEW_ROWS ? item_bytes : 0.0},
-                params->intermediate_size, 4.0 * params->num_tokens * params->hidden_size);
+    struct loop loop = {.params = params, .quant_rows = &quant_rows};
+    double item_flops = 4.0 * params->num_tokens * params->hidden_size;
+    if (params->num_tokens > FEW_ROWS) {
+        run_columns(ops, gemm_swiglu_piece, loop, params->intermediate_size, item_flops);
+        return;
+    }
+    loop.item_bytes = (double)dtype_row_bytes(params->gate.dtype, params->hidden_size) +
+                      (double)dtype_row_bytes(params->up.dtype, params->hidden_size);
+    run_few_columns(
+        ops, gemm_swiglu_piece, loop, params->intermediate_size, item_flops, params->num_tokens,
+        !dtype_is_quantized(params->gate.dtype) && !dtype_is_quantized(params->up.dtype));
 }

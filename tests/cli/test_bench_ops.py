@@ -11,7 +11,8 @@ from support import TestCase, run
 OPTIONS = {"device", "op", "shapes", "m", "plans", "near", "baselines", "streams", "tuned",
            "weights", "numerics", "pairs", "replay-ms", "clock", "rest-ms", "energy-ms", "group-m",
            "no-overlap", "portable", "cublaslt", "output", "help", "dtype", "cpu", "threads",
-           "no-roofs", "activation", "rounding", "interleave", "bias", "hidden-share", "trace"}
+           "no-roofs", "activation", "rounding", "interleave", "bias", "hidden-share", "trace",
+           "ways"}
 CPU_OPS = ["embedding", "rmsnorm", "qkv_proj", "rope_kv", "attention", "o_proj", "down_proj",
            "gemm_swiglu", "lm_head"]
 
@@ -142,6 +143,20 @@ class BenchOps(TestCase):
                                  (0, 2 * 4 * row["m"] * 512))
                 self.assertGreater(fused["unfused_over_fused"]["median"], 0)
                 self.assertNotIn("unfused_over_fused", unfused)
+
+    # Fault: a way that is left out, or offered where there is no choice: for many tokens, quantised
+    # weights, or the reference.
+    def test_ways(self):
+        report = self.cpu_report("--shapes", "256x512", "--m", "8,9", "--dtype", "bf16,q8_0",
+                                 "--op", "down_proj", "--threads", "2", "--no-roofs", "--ways")
+        for row in report["rows"]:
+            kinds = {}
+            for entry in row["contestants"]:
+                kinds.setdefault(entry["path"], []).append(entry["kind"])
+            self.assertEqual(kinds.pop("ref"), ["op"])
+            has_ways = row["m"] == 8 and row["dtype"] == "BF16"
+            for path, found in kinds.items():
+                self.assertEqual(found, ["op", "streams", "ordered"] if has_ways else ["op"], path)
 
     # Fault: an op of the shape that is not there, or one that a type or shape has not is measured
     # all the same.

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* linear and gemm_swiglu of weights that are not quantised: AVX2 and AVX-512 give the same bits,
- * for any number of rows and threads, as docs/kernels-cpu.md promises.
+ * for any number of rows and threads and each way to read weights for few rows, as
+ * docs/kernels-cpu.md promises.
  *
  * Catches: an order of adding up that depends on the width of vectors, on tiles, panels or blocks,
- * such as even elements after odd ones or one chain instead of two, in one of the two. All of it
- * is within the bounds of check_linear and check_gemm_swiglu, whose reference adds up in another
- * order. */
+ * such as even elements after odd ones or one chain instead of two, in one of the two, which is
+ * within the bounds of check_linear and check_gemm_swiglu, whose reference adds up in another
+ * order; a way that takes wrong rows or columns at the end of a unit, a segment or a block. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ops/cpu/cpu_kernels.h"
-#include "ops/ops.h"
+#include "ops/ops_loop.h"
 
 #define EXIT_SKIPPED 77
 #define MAX_ROWS 700
@@ -23,7 +24,8 @@
 
 static const uint32_t level_features[] = {IMBREX_CPU_AVX2, IMBREX_CPU_AVX2 | IMBREX_CPU_AVX512};
 static const int32_t level_threads[] = {1, 3};
-enum { NUM_LEVELS = 2, NUM_OPS = 2 * NUM_LEVELS };
+/* Each level with each number of threads and each way to read weights for few rows. */
+enum { NUM_LEVELS = 2, LEVEL_OPS = 2 * FEW_WAY_COUNT, MAX_OPS = NUM_LEVELS * LEVEL_OPS };
 
 /* Around the sizes of tiles, of few rows and of chunks; elements around steps and blocks of k;
  * columns around groups, halves of them, and panels. */
@@ -36,7 +38,8 @@ static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
 #define COUNT_OF(list) ((int32_t)(sizeof(list) / sizeof((list)[0])))
 
 struct levels {
-    struct ops *ops[NUM_OPS]; /* AVX2 with one thread first */
+    struct ops *ops[MAX_OPS]; /* AVX2 with one thread first */
+    int32_t num_ops;
     float *a, *bias, *residual;
     unsigned char *weights[2];
     float *d, *expected;
@@ -137,7 +140,7 @@ static bool compare(const struct levels *levels, const struct level_case *x, int
 static void check_case(struct levels *levels, const struct level_case *x)
 {
     bool is_same = true;
-    for (int32_t i = 0; i < NUM_OPS && is_same; i++) {
+    for (int32_t i = 0; i < levels->num_ops && is_same; i++) {
         float *d = i == 0 ? levels->expected : levels->d;
         memset(d, 0xff, (size_t)x->num_rows * (size_t)x->num_cols * sizeof(float));
         run_case(levels, x, levels->ops[i], d);
@@ -176,12 +179,14 @@ static void *allocate(size_t count, size_t element_bytes)
 static void create(struct levels *levels)
 {
     struct imbrex_error err;
-    for (int32_t i = 0; i < NUM_OPS; i++) {
-        if (ops_create(level_threads[i % 2], level_features[i / 2], NULL, 0, &levels->ops[i],
-                       &err) != IMBREX_STATUS_OK) {
+    for (int32_t i = 0; i < levels->num_ops; i++) {
+        int32_t level = i / FEW_WAY_COUNT;
+        if (ops_create(level_threads[level % 2], level_features[level / 2], NULL, 0,
+                       &levels->ops[i], &err) != IMBREX_STATUS_OK) {
             fprintf(stderr, "%s\n", err.message);
             exit(1);
         }
+        ops_set_few_way(levels->ops[i], (enum few_way)(i % FEW_WAY_COUNT));
     }
     levels->a = allocate((size_t)MAX_ROWS * MAX_WIDTH, sizeof(float));
     levels->bias = allocate(MAX_COLS, sizeof(float));
@@ -198,7 +203,7 @@ static void create(struct levels *levels)
 
 static void destroy(struct levels *levels)
 {
-    for (int32_t i = 0; i < NUM_OPS; i++) {
+    for (int32_t i = 0; i < levels->num_ops; i++) {
         ops_destroy(levels->ops[i]);
     }
     free(levels->a);
@@ -212,10 +217,16 @@ static void destroy(struct levels *levels)
 
 int main(void)
 {
-    struct levels levels = {.num_passed = 0};
-    if (cpu_features_detect(level_features[1]) != level_features[1]) {
-        printf("skipped: this CPU or its system has no AVX-512 (F, BW, DQ and VL) to compare "
-               "with AVX2\n");
+    struct levels levels = {.num_ops = 0};
+    while (levels.num_ops < MAX_OPS) {
+        uint32_t features = level_features[levels.num_ops / LEVEL_OPS];
+        if (cpu_features_detect(features) != features) {
+            break;
+        }
+        levels.num_ops += LEVEL_OPS;
+    }
+    if (levels.num_ops == 0) {
+        printf("skipped: this CPU or its system has no AVX2 and FMA\n");
         return EXIT_SKIPPED;
     }
     create(&levels);

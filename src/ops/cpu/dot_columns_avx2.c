@@ -5,6 +5,7 @@
 
 #if defined(__x86_64__)
 
+#include "ops/cpu/dot_few.h"
 #include "ops/cpu/vec_generic_avx2.h"
 
 #define TILE_MAX_ROWS 6
@@ -26,7 +27,8 @@ static const struct dot_columns avx2_columns = {.a_element_bytes = sizeof(float)
 void avx2_dot_columns(const struct dot_job *job, unsigned char *scratch, int64_t begin, int64_t end)
 {
     if (job->num_tokens <= FEW_MAX_ROWS) {
-        avx2_dot_few(job, scratch, begin, end);
+        (job->few_way == FEW_WAY_ORDERED ? avx2_dot_ordered : avx2_dot_streams)(job, scratch, begin,
+                                                                                end);
         return;
     }
     dot_columns(&avx2_columns, job, scratch, begin, end);

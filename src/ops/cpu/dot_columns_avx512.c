@@ -6,11 +6,11 @@
 
 #if defined(__x86_64__)
 
-#include "ops/cpu/dot_columns_avx2.h"
+#include "ops/cpu/dot_few.h"
 #include "ops/cpu/vec_generic_avx512.h"
 
 #define TILE_MAX_ROWS 12
-/* From five rows on multiply-adds of half the width are slower than memory. */
+/* From five rows on multiply-adds of half the width, which streams have, are slower than memory. */
 #define NARROW_MAX_ROWS 4
 /* As many as let one tile of rows ask for all rows of the next group. */
 #define TILE_AHEADS 32
@@ -31,8 +31,12 @@ static const struct dot_columns avx512_columns = {.a_element_bytes = sizeof(floa
 void avx512_dot_columns(const struct dot_job *job, unsigned char *scratch, int64_t begin,
                         int64_t end)
 {
+    if (job->num_tokens <= FEW_MAX_ROWS && job->few_way == FEW_WAY_ORDERED) {
+        avx512_dot_ordered(job, scratch, begin, end);
+        return;
+    }
     if (job->num_tokens <= NARROW_MAX_ROWS) {
-        avx2_dot_few(job, scratch, begin, end);
+        avx2_dot_streams(job, scratch, begin, end);
         return;
     }
     dot_columns(&avx512_columns, job, scratch, begin, end);

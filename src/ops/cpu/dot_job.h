@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "ops/cpu/cpu_kernels.h"
 #include "ops/dtype.h"
 
 /* What one call of `store` gets: the sums of some rows and columns. */
@@ -27,6 +28,7 @@ struct dot_job {
     int32_t num_matrices;
     enum dtype dtype;
     int32_t num_tokens, num_elements;
+    enum few_way few_way;
     dot_store_fn *store;
     const void *params; /* of store */
 };

@@ -14,6 +14,7 @@ void avx2_kernels_fill(struct cpu_kernels *kernels)
     kernels->attention_split = avx2_attention_split;
     kernels->attention_merge = avx2_attention_merge;
     kernels->gemm_swiglu = avx2_gemm_swiglu;
+    kernels->has_few_ways = true;
     kernels->quantize = avx2_quantize;
     kernels->scan_logits = avx2_scan_logits;
     kernels->sum_exp = avx2_sum_exp;

@@ -11,7 +11,7 @@
  *
  * which processors follow by themselves where rows beside each other, shorter than a page, are
  * several streams in one page. What comes is prefetched along each stream, into L1. */
-#include "ops/cpu/dot_columns_avx2.h"
+#include "ops/cpu/dot_few.h"
 
 #if defined(__x86_64__)
 
@@ -19,34 +19,32 @@
 
 #include "ops/cpu/vec_generic_avx2.h"
 
-#include "ops/cpu/dot_turn.h"
+#include "ops/cpu/dot_few_tile.h"
 
 #define UNIT_COLS VEC_LANES
 /* Of each matrix in turn. An odd number of units: with 16, rows whose length is a multiple of 256
  * bytes put all streams on the same lines of a page, which have the same place in L1. */
 #define SEGMENT_COLS (31 * UNIT_COLS)
-#define SUMS_STRIDE 256 /* of a segment, whole vectors of any instruction set */
 #define ALONG_BYTES 512 /* of each stream */
-#define NUM_CHAINS 2    /* of even and of odd elements */
 /* Of a tile: the sums of more do not fit the registers. */
-#define FEW_TILE_ROWS 4
+#define STREAM_TILE_ROWS 4
 
 /* X(num_rows): the tiles there are. */
-#define FEW_SHAPES(X) X(1) X(2) X(3) X(4)
+#define STREAM_SHAPES(X) X(1) X(2) X(3) X(4)
 
 /* A unit and a block of k against a tile of rows. */
-struct few_tile {
+struct stream_tile {
     const unsigned char *a; /* [num_rows], a_stride_bytes apart */
     int64_t a_stride_bytes;
     const unsigned char *rows[UNIT_COLS]; /* of weights */
     int64_t num_elements;
-    float *sums; /* [num_rows], SUMS_STRIDE apart */
+    float *sums; /* [num_rows], FEW_SUMS_STRIDE apart */
     bool is_resumed;
     /* What is prefetched is that much further from an offset in the block on. */
     int64_t wrap_offset, wrap_bytes;
 };
 
-VEC_INLINE void prefetch_beside(const struct few_tile *tile, int64_t offset)
+VEC_INLINE void prefetch_beside(const struct stream_tile *tile, int64_t offset)
 {
     if (offset % LINE_BYTES == 0) {
         int64_t at = offset + ALONG_BYTES;
@@ -59,86 +57,57 @@ VEC_INLINE void prefetch_beside(const struct few_tile *tile, int64_t offset)
     }
 }
 
-/* Eight elements, or the first num_left of them where `is_rest`. */
-VEC_INLINE void few_step(enum dtype dtype, const unsigned char *a, int64_t a_stride_bytes,
-                         const unsigned char *const *rows, int num_rows, int64_t offset,
-                         bool is_rest, int64_t num_left, vec *sums)
+VEC_INLINE void stream_compute(enum dtype dtype, const struct stream_tile *tile, int num_rows)
 {
-    const int num_elements = elements_of_word(dtype);
-    VEC_UNROLL
-    for (int part = 0; part < TURN_ELEMENTS / WORDS / num_elements; part++) {
-        vec_words words[WORDS];
-        turn_part(dtype, rows, offset, part, words);
-        VEC_UNROLL
-        for (int element = 0; element < WORDS * num_elements; element++) {
-            int k = part * WORDS + element;
-            if (is_rest && k >= num_left) {
-                break;
-            }
-            vec weight =
-                element_of_word(dtype, words[element / num_elements], element % num_elements);
-            VEC_UNROLL
-            for (int row = 0; row < num_rows; row++) {
-                const unsigned char *from = a + row * a_stride_bytes;
-                vec *sum = &sums[row * NUM_CHAINS + k % NUM_CHAINS];
-                *sum = vec_add_product(
-                    *sum, vec_broadcast_here((const float *)(const void *)from + k), weight);
-            }
-        }
-    }
-}
-
-VEC_INLINE void few_compute(enum dtype dtype, struct few_tile *tile, int num_rows)
-{
-    const int element_bytes = dtype == DTYPE_F32 ? 4 : 2;
-    const int step_bytes = TURN_ELEMENTS * element_bytes;
-    const unsigned char *a = tile->a;
+    const int step_bytes = TURN_ELEMENTS * (dtype == DTYPE_F32 ? 4 : 2);
+    struct few_walk walk = few_walk_of(tile->a, tile->a_stride_bytes);
     int64_t num_left = tile->num_elements, offset = 0;
-    vec sums[FEW_TILE_ROWS * NUM_CHAINS];
+    vec sums[STREAM_TILE_ROWS * NUM_CHAINS];
     VEC_UNROLL
     for (int idx = 0; idx < num_rows * NUM_CHAINS; idx++) {
         sums[idx] = vec_zero();
     }
     for (; num_left >= TURN_ELEMENTS; num_left -= TURN_ELEMENTS, offset += step_bytes) {
         prefetch_beside(tile, offset);
-        few_step(dtype, a, tile->a_stride_bytes, tile->rows, num_rows, offset, false, 0, sums);
-        a += TURN_ELEMENTS * sizeof(float);
+        few_step(dtype, &walk, tile->rows, num_rows, offset, false, 0, sums);
+        few_advance(&walk);
     }
     if (num_left > 0) {
         struct rest rest;
-        struct group copied =
-            copy_rest(tile->rows, UNIT_COLS, offset, num_left * element_bytes, &rest);
-        few_step(dtype, a, tile->a_stride_bytes, copied.rows, num_rows, 0, true, num_left, sums);
+        struct group copied = copy_rest(tile->rows, UNIT_COLS, offset,
+                                        num_left * (dtype == DTYPE_F32 ? 4 : 2), &rest);
+        few_step(dtype, &walk, copied.rows, num_rows, 0, true, num_left, sums);
     }
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
-        float *at = tile->sums + row * SUMS_STRIDE;
+        float *at = tile->sums + row * FEW_SUMS_STRIDE;
         vec even = sums[row * NUM_CHAINS], odd = sums[row * NUM_CHAINS + 1];
         even = tile->is_resumed ? vec_add(vec_load(at), even) : even;
         vec_store(at, vec_add(even, odd));
     }
 }
 
-#define DEFINE_FEW(num_rows)                               \
-    static void few_BF16_##num_rows(struct few_tile *tile) \
-    {                                                      \
-        few_compute(DTYPE_BF16, tile, num_rows);           \
-    }                                                      \
-    static void few_F16_##num_rows(struct few_tile *tile)  \
-    {                                                      \
-        few_compute(DTYPE_F16, tile, num_rows);            \
-    }                                                      \
-    static void few_F32_##num_rows(struct few_tile *tile)  \
-    {                                                      \
-        few_compute(DTYPE_F32, tile, num_rows);            \
+#define DEFINE_STREAM(num_rows)                                        \
+    static void stream_BF16_##num_rows(const struct stream_tile *tile) \
+    {                                                                  \
+        stream_compute(DTYPE_BF16, tile, num_rows);                    \
+    }                                                                  \
+    static void stream_F16_##num_rows(const struct stream_tile *tile)  \
+    {                                                                  \
+        stream_compute(DTYPE_F16, tile, num_rows);                     \
+    }                                                                  \
+    static void stream_F32_##num_rows(const struct stream_tile *tile)  \
+    {                                                                  \
+        stream_compute(DTYPE_F32, tile, num_rows);                     \
     }
-FEW_SHAPES(DEFINE_FEW)
+STREAM_SHAPES(DEFINE_STREAM)
 
-typedef void few_fn(struct few_tile *tile);
-#define FEW_ENTRIES(num_rows)                                                                 \
-    [DTYPE_BF16][num_rows] = few_BF16_##num_rows, [DTYPE_F16][num_rows] = few_F16_##num_rows, \
-    [DTYPE_F32][num_rows] = few_F32_##num_rows,
-static few_fn *const few_fns[DTYPE_NUM_PLAIN][FEW_TILE_ROWS + 1] = {FEW_SHAPES(FEW_ENTRIES)};
+typedef void stream_fn(const struct stream_tile *tile);
+#define STREAM_ENTRIES(num_rows)                     \
+    [DTYPE_BF16][num_rows] = stream_BF16_##num_rows, \
+    [DTYPE_F16][num_rows] = stream_F16_##num_rows, [DTYPE_F32][num_rows] = stream_F32_##num_rows,
+static stream_fn *const stream_fns[DTYPE_NUM_PLAIN][STREAM_TILE_ROWS + 1] = {
+    STREAM_SHAPES(STREAM_ENTRIES)};
 
 /* Columns of one matrix, beside each other, and what follows them. */
 struct segment {
@@ -153,29 +122,29 @@ static int64_t num_units_of(int64_t begin, int64_t end)
 }
 
 /* A block of k of a unit against all rows, in one tile or in two alike. */
-static void compute_block(const struct dot_job *job, struct few_tile *tile, int64_t k)
+static void compute_block(const struct dot_job *job, struct stream_tile *tile, int64_t k)
 {
-    int32_t num_tiles = job->num_tokens > FEW_TILE_ROWS ? 2 : 1;
+    int32_t num_tiles = job->num_tokens > STREAM_TILE_ROWS ? 2 : 1;
     int32_t tile_rows = (job->num_tokens + num_tiles - 1) / num_tiles;
     float *sums = tile->sums;
     for (int32_t token = 0; token < job->num_tokens; token += tile_rows) {
         int32_t num_rows = (int32_t)min_of(tile_rows, job->num_tokens - token);
         tile->a = (const unsigned char *)job->a + token * job->a_stride_bytes +
                   k * (int64_t)sizeof(float);
-        tile->sums = sums + (int64_t)token * SUMS_STRIDE;
-        few_fns[job->dtype][num_rows](tile);
+        tile->sums = sums + (int64_t)token * FEW_SUMS_STRIDE;
+        stream_fns[job->dtype][num_rows](tile);
     }
     tile->sums = sums;
 }
 
 /* Lane i of unit u is column begin + i * number of units + u; lanes beyond the last column repeat
- * it. sums [num_tokens, SUMS_STRIDE], unit by unit. */
+ * it. sums [num_tokens, FEW_SUMS_STRIDE], unit by unit. */
 static void compute_segment(const struct dot_job *job, const struct segment *segment, float *sums)
 {
     const int64_t block_k = block_k_of(job), element_bytes = element_bytes_of(job);
     const int64_t row_bytes = job->num_elements * element_bytes;
     const int64_t num_units = num_units_of(segment->begin, segment->end);
-    struct few_tile tile = {.a_stride_bytes = job->a_stride_bytes};
+    struct stream_tile tile = {.a_stride_bytes = job->a_stride_bytes};
     for (int64_t unit = 0; unit < num_units; unit++) {
         int64_t col = segment->begin + unit, last = segment->end - 1 - col;
         const unsigned char *first = job->weights[segment->matrix] + col * row_bytes;
@@ -205,8 +174,8 @@ static void order_columns(int32_t num_tokens, int64_t num_units, const float *un
     for (int64_t row = 0; row < num_tokens; row++) {
         for (int64_t lane = 0; lane < UNIT_COLS; lane++) {
             for (int64_t unit = 0; unit < num_units; unit++) {
-                columns[row * SUMS_STRIDE + lane * num_units + unit] =
-                    units[row * SUMS_STRIDE + unit * UNIT_COLS + lane];
+                columns[row * FEW_SUMS_STRIDE + lane * num_units + unit] =
+                    units[row * FEW_SUMS_STRIDE + unit * UNIT_COLS + lane];
             }
         }
     }
@@ -226,17 +195,17 @@ static void prefetch_first(const struct dot_job *job, int64_t begin, int64_t end
     }
 }
 
-void avx2_dot_few(const struct dot_job *job, unsigned char *scratch, int64_t begin, int64_t end)
+void avx2_dot_streams(const struct dot_job *job, unsigned char *scratch, int64_t begin, int64_t end)
 {
     const int64_t row_bytes = job->num_elements * element_bytes_of(job);
     float *sums[2] = {(float *)(void *)scratch,
-                      (float *)(void *)scratch + FEW_MAX_ROWS * SUMS_STRIDE};
-    float *units = sums[1] + FEW_MAX_ROWS * SUMS_STRIDE;
+                      (float *)(void *)scratch + FEW_MAX_ROWS * FEW_SUMS_STRIDE};
+    float *units = sums[1] + FEW_MAX_ROWS * FEW_SUMS_STRIDE;
     prefetch_first(job, begin, end);
     for (int64_t col = begin; col < end; col += SEGMENT_COLS) {
         int64_t segment_end = min_of(col + SEGMENT_COLS, end);
         struct dot_sums stored = {.at = {sums[0], sums[1]},
-                                  .stride = SUMS_STRIDE,
+                                  .stride = FEW_SUMS_STRIDE,
                                   .first_col = col,
                                   .num_rows = job->num_tokens,
                                   .num_cols = (int32_t)(segment_end - col)};

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Few rows of activations, weights in the order of their addresses: the columns of a unit lie
+ * beside each other, and while one unit is computed, the next one comes into L1, or L2 where rows
+ * are long, line by line: one stream for each thread.
+ *
+ *     unit 0: columns 0 .. 7, all of k  ->  sums      prefetched meanwhile: columns 8 .. 15
+ *
+ * One or two rows of activations meet two blocks of k at once: a core that reads more than some 8
+ * bytes a cycle would otherwise wait for its multiply-adds, of which each needs the one before it.
+ *
+ * For vectors of any width: included behind vec_generic_avx2.h or vec_generic_avx512.h by a file
+ * that defines ORDERED_SHAPES(X), X(num_rows, num_blocks) for the tiles there are and the blocks
+ * that they take at once, and ORDERED_TILE_ROWS, the most rows of one. */
+#ifndef IMBREX_OPS_CPU_DOT_ORDERED_H
+#define IMBREX_OPS_CPU_DOT_ORDERED_H
+
+#if defined(__x86_64__)
+
+#include <stddef.h>
+
+#include "ops/cpu/dot_few_tile.h"
+
+#define UNIT_COLS VEC_LANES
+#define UNIT_BASES ((UNIT_COLS + 2) / 3)
+/* Of each matrix in turn; the last segment may have up to a unit more. */
+#define SEGMENT_COLS (FEW_SUMS_STRIDE - UNIT_COLS)
+#define MAX_BLOCKS 2 /* of k, at once */
+/* Of the row that is needed last, beside the rows before it. */
+#define ORDERED_AHEAD_BYTES 2048
+/* Of each row, before the first unit, for which nobody has asked. */
+#define ORDERED_FIRST_BYTES 256
+
+/* What is prefetched while tiles pass. */
+struct ordered_ahead {
+    uintptr_t line, end; /* behind the last one comes what is at end + wrap_bytes */
+    int64_t wrap_bytes;
+    bool is_shared; /* two tiles pass over each unit, and each asks for half of the next one */
+};
+
+/* A unit against a tile of rows of activations. */
+struct ordered_tile {
+    const unsigned char *a; /* [num_rows], a_stride_bytes apart */
+    int64_t a_stride_bytes;
+    const unsigned char *weights; /* [UNIT_COLS], row_bytes apart */
+    int64_t row_bytes;
+    int64_t num_elements, block_k;
+    float *sums; /* [num_rows], FEW_SUMS_STRIDE apart */
+};
+
+/* Addresses as they move along a block of k: of every third row of weights, so that those between
+ * need no register. */
+struct unit_walk {
+    const unsigned char *bases[UNIT_BASES];
+    struct few_walk a;
+};
+
+VEC_INLINE struct unit_walk unit_walk_of(const struct ordered_tile *tile, int64_t k,
+                                         int element_bytes)
+{
+    struct unit_walk walk = {
+        .a = few_walk_of(tile->a + k * (int64_t)sizeof(float), tile->a_stride_bytes)};
+    VEC_UNROLL
+    for (int idx = 0; idx < UNIT_BASES; idx++) {
+        walk.bases[idx] = tile->weights + 3 * idx * tile->row_bytes + k * element_bytes;
+    }
+    return walk;
+}
+
+VEC_INLINE void unit_advance(struct unit_walk *walk, int64_t num_bytes)
+{
+    VEC_UNROLL
+    for (int idx = 0; idx < UNIT_BASES; idx++) {
+        walk->bases[idx] += num_bytes;
+        /* gcc 12 otherwise derives an address for each row, and spills. */
+        __asm__("" : "+r"(walk->bases[idx]));
+    }
+    few_advance(&walk->a);
+}
+
+VEC_INLINE void prefetch_ahead(struct ordered_ahead *ahead, int num_lines)
+{
+    VEC_UNROLL
+    for (int idx = 0; idx < num_lines / 2; idx++) {
+        _mm_prefetch((const char *)(ahead->line + (uintptr_t)idx * LINE_BYTES), _MM_HINT_T0);
+    }
+    ahead->line += (uintptr_t)(num_lines / 2) * LINE_BYTES;
+    if (!ahead->is_shared) {
+        VEC_UNROLL
+        for (int idx = 0; idx < num_lines / 2; idx++) {
+            _mm_prefetch((const char *)(ahead->line + (uintptr_t)idx * LINE_BYTES), _MM_HINT_T0);
+        }
+        ahead->line += (uintptr_t)(num_lines / 2) * LINE_BYTES;
+    }
+    if (ahead->line >= ahead->end) {
+        ahead->line += (uintptr_t)ahead->wrap_bytes;
+        ahead->end = UINTPTR_MAX;
+    }
+}
+
+/* Eight elements of each of num_blocks blocks, num_steps times; sums [num_blocks, num_rows], of
+ * each its chains. */
+VEC_INLINE void ordered_steps(enum dtype dtype, int64_t row_bytes, struct unit_walk *walks,
+                              struct ordered_ahead *ahead, int num_rows, int num_blocks,
+                              int64_t num_steps, vec *sums)
+{
+    const int step_bytes = TURN_ELEMENTS * (dtype == DTYPE_F32 ? 4 : 2);
+    const int unit_lines = UNIT_COLS * step_bytes / LINE_BYTES;
+    for (; num_steps > 0; num_steps--) {
+        prefetch_ahead(ahead, num_blocks * unit_lines);
+        VEC_UNROLL
+        for (int block = 0; block < num_blocks; block++) {
+            const unsigned char *rows[UNIT_COLS];
+            VEC_UNROLL
+            for (int row = 0; row < UNIT_COLS; row++) {
+                rows[row] = walks[block].bases[row / 3] + row % 3 * row_bytes;
+            }
+            few_step(dtype, &walks[block].a, rows, num_rows, 0, false, 0,
+                     sums + block * num_rows * NUM_CHAINS);
+            unit_advance(&walks[block], step_bytes);
+        }
+    }
+}
+
+/* The last elements of the rows, fewer than a step. */
+VEC_INLINE void ordered_rest(enum dtype dtype, int64_t row_bytes, const struct unit_walk *walk,
+                             int num_rows, int64_t num_left, vec *sums)
+{
+    struct rest rest;
+    const unsigned char *rows[UNIT_COLS];
+    for (int row = 0; row < UNIT_COLS; row++) {
+        rows[row] = walk->bases[0] + row * row_bytes;
+    }
+    struct group copied =
+        copy_rest(rows, UNIT_COLS, 0, num_left * (dtype == DTYPE_F32 ? 4 : 2), &rest);
+    few_step(dtype, &walk->a, copied.rows, num_rows, 0, true, num_left, sums);
+}
+
+/* Adds the sums of a block to what those before it gave. */
+VEC_INLINE void add_block(const vec *sums, int num_rows, bool is_first, vec *totals)
+{
+    VEC_UNROLL
+    for (int row = 0; row < num_rows; row++) {
+        vec even = sums[row * NUM_CHAINS];
+        even = is_first ? even : vec_add(totals[row], even);
+        totals[row] = vec_add(even, sums[row * NUM_CHAINS + 1]);
+    }
+}
+
+/* All of k in one call: what a call costs would be a tenth of the time of a block. */
+VEC_INLINE void ordered_compute(enum dtype dtype, const struct ordered_tile *tile,
+                                struct ordered_ahead *to_fetch, int num_rows, int num_blocks)
+{
+    const int element_bytes = dtype == DTYPE_F32 ? 4 : 2;
+    const int64_t row_bytes = tile->row_bytes;
+    struct ordered_ahead ahead = *to_fetch;
+    vec totals[ORDERED_TILE_ROWS];
+    VEC_UNROLL
+    for (int row = 0; row < num_rows; row++) {
+        totals[row] = vec_zero();
+    }
+    for (int64_t k = 0; k < tile->num_elements; k += num_blocks * tile->block_k) {
+        struct unit_walk walks[MAX_BLOCKS];
+        vec sums[MAX_BLOCKS * ORDERED_TILE_ROWS * NUM_CHAINS];
+        int64_t num_left[MAX_BLOCKS], num_steps = INT64_MAX; /* of all blocks */
+        VEC_UNROLL
+        for (int block = 0; block < num_blocks; block++) {
+            int64_t begin = min_of(k + block * tile->block_k, tile->num_elements);
+            walks[block] = unit_walk_of(tile, begin, element_bytes);
+            num_left[block] = min_of(tile->block_k, tile->num_elements - begin);
+            num_steps = min_of(num_steps, num_left[block] / TURN_ELEMENTS);
+        }
+        VEC_UNROLL
+        for (int idx = 0; idx < num_blocks * num_rows * NUM_CHAINS; idx++) {
+            sums[idx] = vec_zero();
+        }
+        ordered_steps(dtype, row_bytes, walks, &ahead, num_rows, num_blocks, num_steps, sums);
+        VEC_UNROLL
+        for (int block = 0; block < num_blocks; block++) {
+            vec *block_sums = sums + block * num_rows * NUM_CHAINS;
+            int64_t count = num_left[block] - num_steps * TURN_ELEMENTS;
+            if (num_left[block] == 0) {
+                break;
+            }
+            if (num_blocks > 1) {
+                ordered_steps(dtype, row_bytes, &walks[block], &ahead, num_rows, 1,
+                              count / TURN_ELEMENTS, block_sums);
+            }
+            if (count % TURN_ELEMENTS > 0) {
+                ordered_rest(dtype, row_bytes, &walks[block], num_rows, count % TURN_ELEMENTS,
+                             block_sums);
+            }
+            add_block(block_sums, num_rows, k + block == 0, totals);
+        }
+    }
+    VEC_UNROLL
+    for (int row = 0; row < num_rows; row++) {
+        vec_store(tile->sums + row * FEW_SUMS_STRIDE, totals[row]);
+    }
+    *to_fetch = ahead;
+}
+
+typedef void ordered_fn(const struct ordered_tile *tile, struct ordered_ahead *ahead);
+#define DEFINE_ORDERED_OF(dtype, num_rows, num_blocks)                        \
+    static void ordered_##dtype##_##num_rows(const struct ordered_tile *tile, \
+                                             struct ordered_ahead *ahead)     \
+    {                                                                         \
+        ordered_compute(DTYPE_##dtype, tile, ahead, num_rows, num_blocks);    \
+    }
+#define DEFINE_ORDERED(num_rows, num_blocks)      \
+    DEFINE_ORDERED_OF(BF16, num_rows, num_blocks) \
+    DEFINE_ORDERED_OF(F16, num_rows, num_blocks)  \
+    DEFINE_ORDERED_OF(F32, num_rows, num_blocks)
+ORDERED_SHAPES(DEFINE_ORDERED)
+
+#define ORDERED_ENTRIES(num_rows, num_blocks)         \
+    [DTYPE_BF16][num_rows] = ordered_BF16_##num_rows, \
+    [DTYPE_F16][num_rows] = ordered_F16_##num_rows,   \
+    [DTYPE_F32][num_rows] = ordered_F32_##num_rows,
+static ordered_fn *const ordered_fns[DTYPE_NUM_PLAIN][ORDERED_TILE_ROWS + 1] = {
+    ORDERED_SHAPES(ORDERED_ENTRIES)};
+
+/* A unit against all rows, in one tile or in two; sums [num_tokens], FEW_SUMS_STRIDE apart. */
+static void ordered_unit(const struct dot_job *job, const unsigned char *weights, float *sums,
+                         struct ordered_ahead *ahead)
+{
+    const int32_t tile_rows = ahead->is_shared ? (job->num_tokens + 1) / 2 : job->num_tokens;
+    struct ordered_tile tile = {.a_stride_bytes = job->a_stride_bytes,
+                                .weights = weights,
+                                .row_bytes = job->num_elements * element_bytes_of(job),
+                                .num_elements = job->num_elements,
+                                .block_k = block_k_of(job)};
+    for (int32_t token = 0; token < job->num_tokens; token += tile_rows) {
+        tile.a = (const unsigned char *)job->a + token * job->a_stride_bytes;
+        tile.sums = sums + (int64_t)token * FEW_SUMS_STRIDE;
+        ordered_fns[job->dtype][min_of(tile_rows, job->num_tokens - token)](&tile, ahead);
+    }
+}
+
+/* Columns [begin, end) of one matrix, sums [num_tokens, FEW_SUMS_STRIDE]. `next` is where the
+ * weights are that come behind; NULL: none do. */
+static void ordered_segment(const struct dot_job *job, int32_t matrix, int64_t begin, int64_t end,
+                            const unsigned char *next, float *sums)
+{
+    const int64_t row_bytes = job->num_elements * element_bytes_of(job);
+    const unsigned char *segment_end = job->weights[matrix] + end * row_bytes;
+    for (int64_t next_col = begin; next_col < end; next_col += UNIT_COLS) {
+        /* The last unit begins within the one before it where columns are no multiple. */
+        int64_t col = min_of(next_col, end - UNIT_COLS);
+        const unsigned char *unit = job->weights[matrix] + col * row_bytes;
+        uintptr_t from = (uintptr_t)(next != NULL ? next : unit); /* what is there already */
+        struct ordered_ahead ahead = {
+            .line =
+                (uintptr_t)unit + (uintptr_t)((UNIT_COLS - 1) * row_bytes + ORDERED_AHEAD_BYTES),
+            .end = (uintptr_t)segment_end,
+            .wrap_bytes = (int64_t)(from - (uintptr_t)segment_end),
+            .is_shared = job->num_tokens > ORDERED_TILE_ROWS};
+        if (ahead.line >= ahead.end) {
+            ahead.line += (uintptr_t)ahead.wrap_bytes;
+            ahead.end = UINTPTR_MAX;
+        }
+        ordered_unit(job, unit, sums + (col - begin), &ahead);
+    }
+}
+
+static void ordered_prefetch_first(const struct dot_job *job, int64_t begin, int64_t end)
+{
+    const unsigned char *rows[UNIT_COLS];
+    const int64_t row_bytes = job->num_elements * element_bytes_of(job);
+    rows_at(job, 0, begin, end, 0, UNIT_COLS, rows);
+    for (int64_t at = 0; at < min_of(ORDERED_FIRST_BYTES, row_bytes); at += LINE_BYTES) {
+        prefetch_rows(rows, UNIT_COLS, at);
+    }
+}
+
+VEC_INLINE void ordered_walk(const struct dot_job *job, unsigned char *scratch, int64_t begin,
+                             int64_t end)
+{
+    const int64_t row_bytes = job->num_elements * element_bytes_of(job);
+    float *sums[2] = {(float *)(void *)scratch,
+                      (float *)(void *)scratch + FEW_MAX_ROWS * FEW_SUMS_STRIDE};
+    ordered_prefetch_first(job, begin, end);
+    for (int64_t col = begin, segment_end; col < end; col = segment_end) {
+        segment_end = end - col < SEGMENT_COLS + UNIT_COLS ? end : col + SEGMENT_COLS;
+        struct dot_sums stored = {.at = {sums[0], sums[1]},
+                                  .stride = FEW_SUMS_STRIDE,
+                                  .first_col = col,
+                                  .num_rows = job->num_tokens,
+                                  .num_cols = (int32_t)(segment_end - col)};
+        for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
+            bool is_last = matrix == job->num_matrices - 1;
+            const unsigned char *next = is_last ? job->weights[0] + segment_end * row_bytes
+                                                : job->weights[matrix + 1] + col * row_bytes;
+            ordered_segment(job, matrix, col, segment_end,
+                            is_last && segment_end == end ? NULL : next, sums[matrix]);
+        }
+        job->store(job->params, &stored);
+    }
+}
+
+#endif
+#endif
