@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
+#include "ops/column_ranges.h"
 #include "ops/cpu/attention_split.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "ops/few_ways.h"
@@ -20,19 +21,17 @@
 /* Enough pieces that threads which finish early find more, few enough that each reads long runs of
  * memory. */
 #define PIECES_PER_THREAD 4
-/* With few rows a piece begins slowly, until the first weights have come from memory, and this is
- * what makes up for it. o_proj of Qwen2.5-0.5B, 1.6 MB, one row, two threads of an EPYC 9004: 54 us
- * in four pieces, 60 us in eight. */
-#define MIN_PIECE_BYTES (384 * 1024)
+/* Of weights for few rows: a piece begins a little slowly, until its first weights have come from
+ * memory. */
+#define MIN_PIECE_BYTES (192 * 1024)
 #define FEW_ROWS 8
 /* Columns of a piece of a linear op come in multiples of the widest tile. */
 #define COLUMN_UNIT 16
-/* The last quarter of the columns, or the last piece of each thread, goes in small pieces, so that
- * threads of which one was held up end together: of a quarter of the others' size, wide enough for
- * a panel, and as much of memory as is worth beginning for. */
+/* Of many rows, the last quarter of the columns, or the last piece of each thread, goes in small
+ * pieces, so that threads of which one was held up end together: of a quarter of the others' size,
+ * wide enough for a panel. */
 #define SMALL_PARTS 4
 #define SMALL_UNIT 64
-#define MIN_SMALL_BYTES (192 * 1024)
 
 /* Of bringing one activation into blocks or groups, for grain_for. */
 #define QUANTIZE_FLOPS 8.0
@@ -44,6 +43,7 @@ struct ops {
     unsigned char *scratch; /* the caller's: activations in blocks, row by row, form by form */
     size_t scratch_bytes;
     struct memory_region thread_scratch; /* [num_threads] x CPU_SCRATCH_BYTES */
+    struct column_range *ranges;         /* [num_threads] */
     struct few_ways few_ways;
 };
 
@@ -89,6 +89,13 @@ enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, void *
             memory_region_map("scratch memory of the threads",
                               ops_thread_scratch_bytes(num_threads), &created->thread_scratch, err);
     }
+    if (status == IMBREX_STATUS_OK) {
+        size_t num_bytes = (size_t)num_threads * sizeof(*created->ranges);
+        created->ranges = aligned_alloc(sizeof(*created->ranges), num_bytes);
+        if (created->ranges == NULL) {
+            status = error_out_of_memory(err, "ranges of the threads", num_bytes);
+        }
+    }
     if (status != IMBREX_STATUS_OK) {
         ops_destroy(created);
         return status;
@@ -108,6 +115,7 @@ void ops_destroy(struct ops *ops)
     }
     thread_pool_destroy(ops->pool);
     memory_region_unmap(&ops->thread_scratch);
+    free(ops->ranges);
     free(ops);
 }
 
@@ -128,16 +136,10 @@ const char *ops_kernels_name_for(uint32_t cpu_features)
     return kernels.name;
 }
 
-/* Items of a piece: a multiple of `unit`, or all of them if the loop is not worth sharing. It reads
- * at least MIN_PIECE_BYTES if each item reads item_bytes and there are threads enough. */
-static int64_t grain_for(const struct ops *ops, int64_t count, double item_flops, int64_t unit,
-                         double item_bytes)
+/* Items of a piece: a multiple of `unit`, or all of them if the loop is not worth sharing. */
+static int64_t grain_for(const struct ops *ops, int64_t count, double item_flops, int64_t unit)
 {
     int64_t num_pieces = (int64_t)ops_num_threads(ops) * PIECES_PER_THREAD;
-    while (item_bytes > 0.0 && num_pieces > ops_num_threads(ops) &&
-           (double)count * item_bytes < (double)num_pieces * MIN_PIECE_BYTES) {
-        num_pieces /= 2;
-    }
     if ((double)count * item_flops < INLINE_FLOPS) {
         return count;
     }
@@ -169,9 +171,11 @@ struct loop {
     int32_t num_linears;                 /* linear only */
     const struct quant_rows *quant_rows; /* linear, gemm_swiglu and what quantises for them */
     const struct attention_parts *parts; /* attention in splits only */
-    double item_bytes;                   /* of weights, if they decide how long the loop takes */
+    double item_bytes;                   /* of weights, for few rows */
     enum few_way few_way;                /* linear, gemm_swiglu */
-    struct column_split columns;         /* linear, gemm_swiglu */
+    struct column_split columns;         /* linear, gemm_swiglu of many rows */
+    struct column_ranges ranges;         /* of few rows, through this piece of a range */
+    thread_pool_fn *range_piece;
 };
 
 static void run_loop(struct ops *ops, thread_pool_fn *piece, struct loop loop, int64_t count,
@@ -182,8 +186,7 @@ static void run_loop(struct ops *ops, thread_pool_fn *piece, struct loop loop, i
     }
     loop.kernels = &ops->kernels;
     loop.thread_scratch = ops->thread_scratch.base;
-    thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, unit, loop.item_bytes),
-                    piece, &loop);
+    thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, unit), piece, &loop);
 }
 
 static void columns_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
@@ -195,6 +198,18 @@ static void columns_piece(void *arg, int64_t begin, int64_t end, int32_t thread_
     }
 }
 
+/* What there is for a thread. The pool's pieces are one for each of them, in any order. */
+static void range_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
+{
+    struct loop *loop = arg;
+    int64_t col, end_col;
+    (void)begin;
+    (void)end;
+    while (column_ranges_take(&loop->ranges, thread_idx, &col, &end_col)) {
+        loop->range_piece(arg, col, end_col, thread_idx);
+    }
+}
+
 static void run_columns(struct ops *ops, thread_pool_fn *piece, struct loop loop, int64_t count,
                         double item_flops)
 {
@@ -202,13 +217,8 @@ static void run_columns(struct ops *ops, thread_pool_fn *piece, struct loop loop
     if (count == 0) {
         return;
     }
-    int64_t large =
-        num_threads == 1 ? count : grain_for(ops, count, item_flops, COLUMN_UNIT, loop.item_bytes);
+    int64_t large = num_threads == 1 ? count : grain_for(ops, count, item_flops, COLUMN_UNIT);
     int64_t small = (large / SMALL_PARTS + SMALL_UNIT - 1) / SMALL_UNIT * SMALL_UNIT;
-    while (small < large && (double)small * loop.item_bytes < MIN_SMALL_BYTES &&
-           loop.item_bytes > 0.0) {
-        small += SMALL_UNIT;
-    }
     int64_t num_large = count / large * 3 / 4 / num_threads * num_threads;
     if (small >= large || num_large == 0) {
         num_large = (count + large - 1) / large;
@@ -229,11 +239,28 @@ static void run_few_columns(struct ops *ops, thread_pool_fn *piece, struct loop 
 {
     struct few_shape *trial = NULL;
     int64_t num_bytes = (int64_t)(loop.item_bytes * (double)count);
+    int32_t num_threads = ops_num_threads(ops);
+    if (count == 0) {
+        return;
+    }
     if (are_plain && ops->kernels.has_few_ways) {
         loop.few_way = few_ways_take(&ops->few_ways, num_rows, num_bytes, &trial);
     }
     int64_t begin_ns = trial != NULL ? clock_now_ns() : 0;
-    run_columns(ops, piece, loop, count, item_flops);
+    loop.kernels = &ops->kernels;
+    loop.thread_scratch = ops->thread_scratch.base;
+    if (num_threads == 1 || (double)count * item_flops < INLINE_FLOPS) {
+        piece(&loop, 0, count, 0);
+    } else {
+        loop.range_piece = piece;
+        loop.ranges = (struct column_ranges){.ranges = ops->ranges,
+                                             .num_threads = num_threads,
+                                             .count = count,
+                                             .unit = COLUMN_UNIT,
+                                             .least = (int64_t)(MIN_PIECE_BYTES / loop.item_bytes)};
+        column_ranges_split(&loop.ranges);
+        thread_pool_run(ops->pool, num_threads, 1, range_piece, &loop);
+    }
     if (trial != NULL) {
         few_ways_note(trial, loop.few_way, clock_now_ns() - begin_ns);
     }
@@ -252,7 +279,7 @@ const struct cpu_kernels *ops_kernels(const struct ops *ops)
 void ops_run_loop(struct ops *ops, thread_pool_fn *fn, void *arg, int64_t count, double item_flops)
 {
     if (count > 0) {
-        thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, 1, 0.0), fn, arg);
+        thread_pool_run(ops->pool, count, grain_for(ops, count, item_flops, 1), fn, arg);
     }
 }
 
@@ -534,7 +561,7 @@ void ops_attention(struct ops *ops, const struct attention_params *params)
     /* Later tokens of a prompt see more keys: with pieces longer than a tile, the last ones to be
      * taken would be the longest. */
     int64_t count = (int64_t)params->num_tokens * kv->num_kv_heads;
-    int64_t grain = grain_for(ops, count, flops / (double)count, 1, 0.0);
+    int64_t grain = grain_for(ops, count, flops / (double)count, 1);
     if (grain > ATTENTION_TILE_TOKENS && grain < count) {
         grain = ATTENTION_TILE_TOKENS;
     }

@@ -7,7 +7,6 @@
 #include "ops/cpu/dot_job.h"
 
 #define FEW_MAX_ROWS 8
-#define FEW_SUMS_STRIDE 256 /* of a segment, whole vectors of any instruction set */
 
 /* Of at most FEW_MAX_ROWS rows. Streams: eight rows of weights that lie far apart, each the
  * beginning of many. Ordered: sixteen rows beside each other, then the next ones. */

@@ -28,6 +28,7 @@ struct dot_job {
     int32_t num_matrices;
     enum dtype dtype;
     int32_t num_tokens, num_elements;
+    int64_t num_cols; /* that there are of each matrix: what lies behind a piece comes next */
     enum few_way few_way;
     dot_store_fn *store;
     const void *params; /* of store */

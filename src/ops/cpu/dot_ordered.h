@@ -22,9 +22,11 @@
 
 #define UNIT_COLS VEC_LANES
 #define UNIT_BASES ((UNIT_COLS + 2) / 3)
-/* Of each matrix in turn; the last segment may have up to a unit more. */
-#define SEGMENT_COLS (FEW_SUMS_STRIDE - UNIT_COLS)
-#define MAX_BLOCKS 2 /* of k, at once */
+/* Columns of each matrix in turn: where the one ends and the other begins, memory is slower for a
+ * moment. The last segment may have up to a unit more. */
+#define SEGMENT_COLS 1024
+#define SEGMENT_STRIDE (SEGMENT_COLS + 16) /* of sums; whole vectors of any instruction set */
+#define MAX_BLOCKS 2                              /* of k, at once */
 /* Of the row that is needed last, beside the rows before it. */
 #define ORDERED_AHEAD_BYTES 2048
 /* Of each row, before the first unit, for which nobody has asked. */
@@ -44,7 +46,7 @@ struct ordered_tile {
     const unsigned char *weights; /* [UNIT_COLS], row_bytes apart */
     int64_t row_bytes;
     int64_t num_elements, block_k;
-    float *sums; /* [num_rows], FEW_SUMS_STRIDE apart */
+    float *sums; /* [num_rows], SEGMENT_STRIDE apart */
 };
 
 /* Addresses as they move along a block of k: of every third row of weights, so that those between
@@ -194,7 +196,7 @@ VEC_INLINE void ordered_compute(enum dtype dtype, const struct ordered_tile *til
     }
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
-        vec_store(tile->sums + row * FEW_SUMS_STRIDE, totals[row]);
+        vec_store(tile->sums + row * SEGMENT_STRIDE, totals[row]);
     }
     *to_fetch = ahead;
 }
@@ -219,7 +221,7 @@ ORDERED_SHAPES(DEFINE_ORDERED)
 static ordered_fn *const ordered_fns[DTYPE_NUM_PLAIN][ORDERED_TILE_ROWS + 1] = {
     ORDERED_SHAPES(ORDERED_ENTRIES)};
 
-/* A unit against all rows, in one tile or in two; sums [num_tokens], FEW_SUMS_STRIDE apart. */
+/* A unit against all rows, in one tile or in two; sums [num_tokens], SEGMENT_STRIDE apart. */
 static void ordered_unit(const struct dot_job *job, const unsigned char *weights, float *sums,
                          struct ordered_ahead *ahead)
 {
@@ -231,12 +233,12 @@ static void ordered_unit(const struct dot_job *job, const unsigned char *weights
                                 .block_k = block_k_of(job)};
     for (int32_t token = 0; token < job->num_tokens; token += tile_rows) {
         tile.a = (const unsigned char *)job->a + token * job->a_stride_bytes;
-        tile.sums = sums + (int64_t)token * FEW_SUMS_STRIDE;
+        tile.sums = sums + (int64_t)token * SEGMENT_STRIDE;
         ordered_fns[job->dtype][min_of(tile_rows, job->num_tokens - token)](&tile, ahead);
     }
 }
 
-/* Columns [begin, end) of one matrix, sums [num_tokens, FEW_SUMS_STRIDE]. `next` is where the
+/* Columns [begin, end) of one matrix, sums [num_tokens, SEGMENT_STRIDE]. `next` is where the
  * weights are that come behind; NULL: none do. */
 static void ordered_segment(const struct dot_job *job, int32_t matrix, int64_t begin, int64_t end,
                             const unsigned char *next, float *sums)
@@ -277,12 +279,12 @@ VEC_INLINE void ordered_walk(const struct dot_job *job, unsigned char *scratch, 
 {
     const int64_t row_bytes = job->num_elements * element_bytes_of(job);
     float *sums[2] = {(float *)(void *)scratch,
-                      (float *)(void *)scratch + FEW_MAX_ROWS * FEW_SUMS_STRIDE};
+                      (float *)(void *)scratch + FEW_MAX_ROWS * SEGMENT_STRIDE};
     ordered_prefetch_first(job, begin, end);
     for (int64_t col = begin, segment_end; col < end; col = segment_end) {
         segment_end = end - col < SEGMENT_COLS + UNIT_COLS ? end : col + SEGMENT_COLS;
         struct dot_sums stored = {.at = {sums[0], sums[1]},
-                                  .stride = FEW_SUMS_STRIDE,
+                                  .stride = SEGMENT_STRIDE,
                                   .first_col = col,
                                   .num_rows = job->num_tokens,
                                   .num_cols = (int32_t)(segment_end - col)};
@@ -291,7 +293,7 @@ VEC_INLINE void ordered_walk(const struct dot_job *job, unsigned char *scratch, 
             const unsigned char *next = is_last ? job->weights[0] + segment_end * row_bytes
                                                 : job->weights[matrix + 1] + col * row_bytes;
             ordered_segment(job, matrix, col, segment_end,
-                            is_last && segment_end == end ? NULL : next, sums[matrix]);
+                            is_last && segment_end == job->num_cols ? NULL : next, sums[matrix]);
         }
         job->store(job->params, &stored);
     }

@@ -25,6 +25,7 @@
 /* Of each matrix in turn. An odd number of units: with 16, rows whose length is a multiple of 256
  * bytes put all streams on the same lines of a page, which have the same place in L1. */
 #define SEGMENT_COLS (31 * UNIT_COLS)
+#define SUMS_STRIDE 256 /* of a segment, whole vectors of any instruction set */
 #define ALONG_BYTES 512 /* of each stream */
 /* Of a tile: the sums of more do not fit the registers. */
 #define STREAM_TILE_ROWS 4
@@ -38,7 +39,7 @@ struct stream_tile {
     int64_t a_stride_bytes;
     const unsigned char *rows[UNIT_COLS]; /* of weights */
     int64_t num_elements;
-    float *sums; /* [num_rows], FEW_SUMS_STRIDE apart */
+    float *sums; /* [num_rows], SUMS_STRIDE apart */
     bool is_resumed;
     /* What is prefetched is that much further from an offset in the block on. */
     int64_t wrap_offset, wrap_bytes;
@@ -80,7 +81,7 @@ VEC_INLINE void stream_compute(enum dtype dtype, const struct stream_tile *tile,
     }
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
-        float *at = tile->sums + row * FEW_SUMS_STRIDE;
+        float *at = tile->sums + row * SUMS_STRIDE;
         vec even = sums[row * NUM_CHAINS], odd = sums[row * NUM_CHAINS + 1];
         even = tile->is_resumed ? vec_add(vec_load(at), even) : even;
         vec_store(at, vec_add(even, odd));
@@ -131,14 +132,14 @@ static void compute_block(const struct dot_job *job, struct stream_tile *tile, i
         int32_t num_rows = (int32_t)min_of(tile_rows, job->num_tokens - token);
         tile->a = (const unsigned char *)job->a + token * job->a_stride_bytes +
                   k * (int64_t)sizeof(float);
-        tile->sums = sums + (int64_t)token * FEW_SUMS_STRIDE;
+        tile->sums = sums + (int64_t)token * SUMS_STRIDE;
         stream_fns[job->dtype][num_rows](tile);
     }
     tile->sums = sums;
 }
 
 /* Lane i of unit u is column begin + i * number of units + u; lanes beyond the last column repeat
- * it. sums [num_tokens, FEW_SUMS_STRIDE], unit by unit. */
+ * it. sums [num_tokens, SUMS_STRIDE], unit by unit. */
 static void compute_segment(const struct dot_job *job, const struct segment *segment, float *sums)
 {
     const int64_t block_k = block_k_of(job), element_bytes = element_bytes_of(job);
@@ -174,8 +175,8 @@ static void order_columns(int32_t num_tokens, int64_t num_units, const float *un
     for (int64_t row = 0; row < num_tokens; row++) {
         for (int64_t lane = 0; lane < UNIT_COLS; lane++) {
             for (int64_t unit = 0; unit < num_units; unit++) {
-                columns[row * FEW_SUMS_STRIDE + lane * num_units + unit] =
-                    units[row * FEW_SUMS_STRIDE + unit * UNIT_COLS + lane];
+                columns[row * SUMS_STRIDE + lane * num_units + unit] =
+                    units[row * SUMS_STRIDE + unit * UNIT_COLS + lane];
             }
         }
     }
@@ -199,13 +200,13 @@ void avx2_dot_streams(const struct dot_job *job, unsigned char *scratch, int64_t
 {
     const int64_t row_bytes = job->num_elements * element_bytes_of(job);
     float *sums[2] = {(float *)(void *)scratch,
-                      (float *)(void *)scratch + FEW_MAX_ROWS * FEW_SUMS_STRIDE};
-    float *units = sums[1] + FEW_MAX_ROWS * FEW_SUMS_STRIDE;
+                      (float *)(void *)scratch + FEW_MAX_ROWS * SUMS_STRIDE};
+    float *units = sums[1] + FEW_MAX_ROWS * SUMS_STRIDE;
     prefetch_first(job, begin, end);
     for (int64_t col = begin; col < end; col += SEGMENT_COLS) {
         int64_t segment_end = min_of(col + SEGMENT_COLS, end);
         struct dot_sums stored = {.at = {sums[0], sums[1]},
-                                  .stride = FEW_SUMS_STRIDE,
+                                  .stride = SUMS_STRIDE,
                                   .first_col = col,
                                   .num_rows = job->num_tokens,
                                   .num_cols = (int32_t)(segment_end - col)};
@@ -213,10 +214,11 @@ void avx2_dot_streams(const struct dot_job *job, unsigned char *scratch, int64_t
             bool is_last = matrix == job->num_matrices - 1;
             const unsigned char *next =
                 job->weights[is_last ? 0 : matrix + 1] + (is_last ? segment_end : col) * row_bytes;
-            struct segment segment = {.matrix = matrix,
-                                      .begin = col,
-                                      .end = segment_end,
-                                      .next = is_last && segment_end == end ? 0 : (uintptr_t)next};
+            struct segment segment = {
+                .matrix = matrix,
+                .begin = col,
+                .end = segment_end,
+                .next = is_last && segment_end == job->num_cols ? 0 : (uintptr_t)next};
             compute_segment(job, &segment, units);
             order_columns(job->num_tokens, num_units_of(col, segment_end), units, sums[matrix]);
         }

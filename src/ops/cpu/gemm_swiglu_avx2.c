@@ -52,6 +52,7 @@ void avx2_gemm_swiglu(const struct gemm_swiglu_params *params, const struct cpu_
                           .dtype = params->gate.dtype,
                           .num_tokens = params->num_tokens,
                           .num_elements = params->hidden_size,
+                          .num_cols = params->intermediate_size,
                           .few_way = work->few_way,
                           .store = store_swiglu,
                           .params = params};

@@ -44,6 +44,7 @@ void avx512_gemm_swiglu_by(dot_walk_fn *walk, const void *a, int64_t a_stride_by
                           .dtype = params->gate.dtype,
                           .num_tokens = params->num_tokens,
                           .num_elements = params->hidden_size,
+                          .num_cols = params->intermediate_size,
                           .few_way = work->few_way,
                           .store = store_swiglu,
                           .params = params};

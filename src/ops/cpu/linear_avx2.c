@@ -42,6 +42,7 @@ void avx2_linear(const struct linear_params *params, const struct cpu_work *work
                           .dtype = params->weight.dtype,
                           .num_tokens = params->num_tokens,
                           .num_elements = params->in_features,
+                          .num_cols = params->out_features,
                           .few_way = work->few_way,
                           .store = store_linear,
                           .params = params};

@@ -41,6 +41,7 @@ void avx512_linear_by(dot_walk_fn *walk, const void *a, int64_t a_stride_bytes,
                           .dtype = params->weight.dtype,
                           .num_tokens = params->num_tokens,
                           .num_elements = params->in_features,
+                          .num_cols = params->out_features,
                           .few_way = work->few_way,
                           .store = store_linear,
                           .params = params};
