@@ -16,28 +16,14 @@
 
 #if defined(__x86_64__)
 
-#include <stddef.h>
-
+#include "ops/cpu/dot_ahead.h"
 #include "ops/cpu/dot_few_tile.h"
 
 #define UNIT_COLS VEC_LANES
 #define UNIT_BASES ((UNIT_COLS + 2) / 3)
-/* Columns of each matrix in turn: where the one ends and the other begins, memory is slower for a
- * moment. The last segment may have up to a unit more. */
-#define SEGMENT_COLS 1024
-#define SEGMENT_STRIDE (SEGMENT_COLS + 16) /* of sums; whole vectors of any instruction set */
-#define MAX_BLOCKS 2                              /* of k, at once */
-/* Of the row that is needed last, beside the rows before it. */
-#define ORDERED_AHEAD_BYTES 2048
+#define MAX_BLOCKS 2 /* of k, at once */
 /* Of each row, before the first unit, for which nobody has asked. */
 #define ORDERED_FIRST_BYTES 256
-
-/* What is prefetched while tiles pass. */
-struct ordered_ahead {
-    uintptr_t line, end; /* behind the last one comes what is at end + wrap_bytes */
-    int64_t wrap_bytes;
-    bool is_shared; /* two tiles pass over each unit, and each asks for half of the next one */
-};
 
 /* A unit against a tile of rows of activations. */
 struct ordered_tile {
@@ -79,36 +65,16 @@ VEC_INLINE void unit_advance(struct unit_walk *walk, int64_t num_bytes)
     few_advance(&walk->a);
 }
 
-VEC_INLINE void prefetch_ahead(struct ordered_ahead *ahead, int num_lines)
-{
-    VEC_UNROLL
-    for (int idx = 0; idx < num_lines / 2; idx++) {
-        _mm_prefetch((const char *)(ahead->line + (uintptr_t)idx * LINE_BYTES), _MM_HINT_T0);
-    }
-    ahead->line += (uintptr_t)(num_lines / 2) * LINE_BYTES;
-    if (!ahead->is_shared) {
-        VEC_UNROLL
-        for (int idx = 0; idx < num_lines / 2; idx++) {
-            _mm_prefetch((const char *)(ahead->line + (uintptr_t)idx * LINE_BYTES), _MM_HINT_T0);
-        }
-        ahead->line += (uintptr_t)(num_lines / 2) * LINE_BYTES;
-    }
-    if (ahead->line >= ahead->end) {
-        ahead->line += (uintptr_t)ahead->wrap_bytes;
-        ahead->end = UINTPTR_MAX;
-    }
-}
-
 /* Eight elements of each of num_blocks blocks, num_steps times; sums [num_blocks, num_rows], of
  * each its chains. */
 VEC_INLINE void ordered_steps(enum dtype dtype, int64_t row_bytes, struct unit_walk *walks,
-                              struct ordered_ahead *ahead, int num_rows, int num_blocks,
+                              struct unit_ahead *ahead, int num_rows, int num_blocks,
                               int64_t num_steps, vec *sums)
 {
     const int step_bytes = TURN_ELEMENTS * (dtype == DTYPE_F32 ? 4 : 2);
     const int unit_lines = UNIT_COLS * step_bytes / LINE_BYTES;
     for (; num_steps > 0; num_steps--) {
-        prefetch_ahead(ahead, num_blocks * unit_lines);
+        prefetch_lines(ahead, num_blocks * unit_lines);
         VEC_UNROLL
         for (int block = 0; block < num_blocks; block++) {
             const unsigned char *rows[UNIT_COLS];
@@ -150,11 +116,10 @@ VEC_INLINE void add_block(const vec *sums, int num_rows, bool is_first, vec *tot
 
 /* All of k in one call: what a call costs would be a tenth of the time of a block. */
 VEC_INLINE void ordered_compute(enum dtype dtype, const struct ordered_tile *tile,
-                                struct ordered_ahead *to_fetch, int num_rows, int num_blocks)
+                                struct unit_ahead ahead, int num_rows, int num_blocks)
 {
     const int element_bytes = dtype == DTYPE_F32 ? 4 : 2;
     const int64_t row_bytes = tile->row_bytes;
-    struct ordered_ahead ahead = *to_fetch;
     vec totals[ORDERED_TILE_ROWS];
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
@@ -198,13 +163,12 @@ VEC_INLINE void ordered_compute(enum dtype dtype, const struct ordered_tile *til
     for (int row = 0; row < num_rows; row++) {
         vec_store(tile->sums + row * SEGMENT_STRIDE, totals[row]);
     }
-    *to_fetch = ahead;
 }
 
-typedef void ordered_fn(const struct ordered_tile *tile, struct ordered_ahead *ahead);
+typedef void ordered_fn(const struct ordered_tile *tile, struct unit_ahead ahead);
 #define DEFINE_ORDERED_OF(dtype, num_rows, num_blocks)                        \
     static void ordered_##dtype##_##num_rows(const struct ordered_tile *tile, \
-                                             struct ordered_ahead *ahead)     \
+                                             struct unit_ahead ahead)         \
     {                                                                         \
         ordered_compute(DTYPE_##dtype, tile, ahead, num_rows, num_blocks);    \
     }
@@ -223,9 +187,10 @@ static ordered_fn *const ordered_fns[DTYPE_NUM_PLAIN][ORDERED_TILE_ROWS + 1] = {
 
 /* A unit against all rows, in one tile or in two; sums [num_tokens], SEGMENT_STRIDE apart. */
 static void ordered_unit(const struct dot_job *job, const unsigned char *weights, float *sums,
-                         struct ordered_ahead *ahead)
+                         struct unit_ahead ahead)
 {
-    const int32_t tile_rows = ahead->is_shared ? (job->num_tokens + 1) / 2 : job->num_tokens;
+    const int32_t num_tiles = job->num_tokens > ORDERED_TILE_ROWS ? 2 : 1;
+    const int32_t tile_rows = (job->num_tokens + num_tiles - 1) / num_tiles;
     struct ordered_tile tile = {.a_stride_bytes = job->a_stride_bytes,
                                 .weights = weights,
                                 .row_bytes = job->num_elements * element_bytes_of(job),
@@ -238,29 +203,15 @@ static void ordered_unit(const struct dot_job *job, const unsigned char *weights
     }
 }
 
-/* Columns [begin, end) of one matrix, sums [num_tokens, SEGMENT_STRIDE]. `next` is where the
- * weights are that come behind; NULL: none do. */
-static void ordered_segment(const struct dot_job *job, int32_t matrix, int64_t begin, int64_t end,
-                            const unsigned char *next, float *sums)
+/* sums [num_tokens, SEGMENT_STRIDE] */
+static void ordered_segment(const struct dot_job *job, const struct segment *segment, float *sums)
 {
     const int64_t row_bytes = job->num_elements * element_bytes_of(job);
-    const unsigned char *segment_end = job->weights[matrix] + end * row_bytes;
-    for (int64_t next_col = begin; next_col < end; next_col += UNIT_COLS) {
+    for (int64_t next = segment->begin; next < segment->end; next += UNIT_COLS) {
         /* The last unit begins within the one before it where columns are no multiple. */
-        int64_t col = min_of(next_col, end - UNIT_COLS);
-        const unsigned char *unit = job->weights[matrix] + col * row_bytes;
-        uintptr_t from = (uintptr_t)(next != NULL ? next : unit); /* what is there already */
-        struct ordered_ahead ahead = {
-            .line =
-                (uintptr_t)unit + (uintptr_t)((UNIT_COLS - 1) * row_bytes + ORDERED_AHEAD_BYTES),
-            .end = (uintptr_t)segment_end,
-            .wrap_bytes = (int64_t)(from - (uintptr_t)segment_end),
-            .is_shared = job->num_tokens > ORDERED_TILE_ROWS};
-        if (ahead.line >= ahead.end) {
-            ahead.line += (uintptr_t)ahead.wrap_bytes;
-            ahead.end = UINTPTR_MAX;
-        }
-        ordered_unit(job, unit, sums + (col - begin), &ahead);
+        int64_t col = min_of(next, segment->end - UNIT_COLS);
+        ordered_unit(job, job->weights[segment->matrix] + col * row_bytes,
+                     sums + (col - segment->begin), unit_ahead_of(job, segment, col, UNIT_COLS));
     }
 }
 
@@ -277,23 +228,19 @@ static void ordered_prefetch_first(const struct dot_job *job, int64_t begin, int
 VEC_INLINE void ordered_walk(const struct dot_job *job, unsigned char *scratch, int64_t begin,
                              int64_t end)
 {
-    const int64_t row_bytes = job->num_elements * element_bytes_of(job);
     float *sums[2] = {(float *)(void *)scratch,
                       (float *)(void *)scratch + FEW_MAX_ROWS * SEGMENT_STRIDE};
     ordered_prefetch_first(job, begin, end);
     for (int64_t col = begin, segment_end; col < end; col = segment_end) {
-        segment_end = end - col < SEGMENT_COLS + UNIT_COLS ? end : col + SEGMENT_COLS;
+        segment_end = segment_end_of(col, end, UNIT_COLS);
         struct dot_sums stored = {.at = {sums[0], sums[1]},
                                   .stride = SEGMENT_STRIDE,
                                   .first_col = col,
                                   .num_rows = job->num_tokens,
                                   .num_cols = (int32_t)(segment_end - col)};
         for (int32_t matrix = 0; matrix < job->num_matrices; matrix++) {
-            bool is_last = matrix == job->num_matrices - 1;
-            const unsigned char *next = is_last ? job->weights[0] + segment_end * row_bytes
-                                                : job->weights[matrix + 1] + col * row_bytes;
-            ordered_segment(job, matrix, col, segment_end,
-                            is_last && segment_end == job->num_cols ? NULL : next, sums[matrix]);
+            struct segment segment = segment_of(job, matrix, col, segment_end);
+            ordered_segment(job, &segment, sums[matrix]);
         }
         job->store(job->params, &stored);
     }
