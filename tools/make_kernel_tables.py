@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables of docs/kernels.md, docs/kernels-cpu.md and docs/gpu.md.
+"""Makes the tables of docs/kernels.md, docs/cpu-figures.md and docs/gpu.md.
 
 Reads what `imbrex bench ops -o`, `imbrex bench model --json`, bench/peers/llama_cpp.sh -o and
 bench/peers/hf_decode.py -o wrote to bench/results and replaces what stands between the markers of
@@ -439,13 +439,13 @@ SECTIONS = [
     ("kernels.md", "kernel-tables", "*-gemm*.json", of_each(gpu_table)),
     ("kernels.md", "gate-first-tables", "*-gate_first-*.json", of_each(gate_first_table)),
     ("kernels.md", "portable-tables", "*-portable-*.json", of_each(gpu_table)),
-    ("kernels-cpu.md", "ops-tables", "*-ops-*.json", one_by_one(ops_table)),
-    ("kernels-cpu.md", "paths-tables", "*-ops-*.json", one_by_one(paths_table)),
-    ("kernels-cpu.md", "fused-tables", "*-ops-*.json", one_by_one(fused_table)),
-    ("kernels-cpu.md", "model-tables", "*-model-*.json",
+    ("cpu-figures.md", "ops-tables", "*-ops-*.json", one_by_one(ops_table)),
+    ("cpu-figures.md", "paths-tables", "*-ops-*.json", one_by_one(paths_table)),
+    ("cpu-figures.md", "fused-tables", "*-ops-*.json", one_by_one(fused_table)),
+    ("cpu-figures.md", "model-tables", "*-model-*.json",
      collected(machine_of, ["model", "kernels", "threads", "test", "t/s", "median", "roof"], 2,
                model_rows)),
-    ("kernels-cpu.md", "llama-cpp-tables", "*-llama-cpp-*.json",
+    ("cpu-figures.md", "llama-cpp-tables", "*-llama-cpp-*.json",
      collected(llama_title, ["file", "kernels", "threads", "test", "llama.cpp t/s", "imbrex t/s",
                              "ours / llama.cpp", "p10-p90", "pairs"], 2, llama_rows)),
     ("gpu.md", "model-tables", "*-model-*.json", one_by_one(gpu_model_table)),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of docs/kernels.md, kernels-cpu.md and gpu.md are those of the result files."""
+"""The figures of docs/kernels.md, cpu-figures.md and gpu.md are those of the result files."""
 import json
 import os
 import shutil
@@ -11,7 +11,7 @@ import unittest
 
 SCRIPT = os.path.join("tools", "make_kernel_tables.py")
 PAGE = os.path.join("docs", "kernels.md")
-CPU_PAGE = os.path.join("docs", "kernels-cpu.md")
+CPU_PAGE = os.path.join("docs", "cpu-figures.md")
 GPU_PAGE = os.path.join("docs", "gpu.md")
 HEADER = {"date": "2026-11-30T01:02:03Z",
           "machine": {"cpu": "A CPU", "num_cpus": 2, "version": "0.1.0", "commit": "abc1234"}}
