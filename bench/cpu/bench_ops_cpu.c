@@ -27,7 +27,7 @@
 
 #define MAX_CONTESTANTS (CONTESTANT_COUNT * CPU_NUM_PATHS)
 #define SAMPLE_US 2000.0    /* calls of a sample take that long together, if one does not */
-#define CELL_SECONDS 4.0    /* then pairs end early, but not before MIN_PAIRS */
+#define CELL_SECONDS 10.0   /* then pairs end early, but not before MIN_PAIRS */
 #define MIN_PAIRS 3         /* fewer have no median */
 #define MAX_REF_FLOPS 100e6 /* the reference takes a second for ten times as many */
 #define MAX_ERROR 1e-4      /* of a path against the reference, relative to the largest result */
