@@ -12,6 +12,7 @@
 
 #if defined(__x86_64__)
 
+#include "ops/cpu/quant_ordered_vnni.h"
 #include "ops/cpu/quant_panel_vnni.h"
 #include "ops/cpu/quant_row_vnni.h"
 
@@ -396,6 +397,10 @@ void vnni_product_prefetch(const struct vnni_product *product, int64_t num_rows,
     if (num_rows > DIRECT_ROWS) {
         return;
     }
+    if (ordered_takes(product, num_rows)) {
+        ordered_prefetch_first(product, begin);
+        return;
+    }
     int64_t num_groups = (end - begin) / PANEL_COLS;
     num_groups = num_groups < RUN_GROUPS ? num_groups : RUN_GROUPS;
     for (int64_t row = 0; row < PANEL_COLS; row++) {
@@ -589,6 +594,16 @@ void vnni_product_compute(const struct vnni_product *product, int64_t row, int32
 
 /* ---- runs ---- */
 
+static void compute_ordered(const struct vnni_run *run, const struct vnni_product *product,
+                            float *sums)
+{
+    if (product->dtype == DTYPE_Q8_0) {
+        ordered_compute(DTYPE_Q8_0, run, product, sums);
+    } else {
+        ordered_compute(DTYPE_Q4_0, run, product, sums);
+    }
+}
+
 int32_t vnni_run_cols(int64_t num_rows)
 {
     return num_rows <= DIRECT_ROWS ? RUN_GROUPS * PANEL_COLS : VNNI_PRODUCT_COLS;
@@ -599,6 +614,10 @@ _Static_assert(DIRECT_ROWS *RUN_GROUPS *PANEL_COLS <= VNNI_SUMS, "sums of a run"
 void vnni_run_compute(const struct vnni_run *run, const struct vnni_product *product, float *sums)
 {
     struct vnni_product part = *product;
+    if (ordered_takes(product, run->num_rows)) {
+        compute_ordered(run, product, sums);
+        return;
+    }
     if (run->num_rows > DIRECT_ROWS) {
         part.gap_bytes = (int64_t)(run->next - vnni_address_of(product, run->col + 1));
         run->compute(&part, run->row, run->num_rows, run->col, run->num_cols, sums, run->panel);
