@@ -12,10 +12,12 @@
 
 #if defined(__x86_64__)
 
+#include "ops/cpu/quant_ordered_vnni.h"
 #include "ops/cpu/quant_panel_vnni.h"
 #include "ops/cpu/quant_row_vnni.h"
 
 #define DIRECT_ROWS 32
+#define DIRECT_TILE_ROWS 4 /* that meet a block at once */
 /* Groups of a run. An odd number: streams a multiple of 4 KiB apart would have the same place in
  * L1. */
 #define RUN_GROUPS 31
@@ -242,6 +244,11 @@ static struct weight_rows weight_rows_of(const struct vnni_product *product, int
                                 .num_rows = num_cols < PANEL_COLS ? num_cols : PANEL_COLS};
 }
 
+VEC_INLINE int64_t lines_of(int64_t num_bytes)
+{
+    return (num_bytes + LINE_BYTES - 1) / LINE_BYTES;
+}
+
 /* Opens a block; of fewer than sixteen rows, by way of a copy that has sixteen. dtype is a
  * constant. */
 VEC_INLINE void open_block(enum dtype dtype, const struct weight_rows *weights, int64_t block,
@@ -261,42 +268,45 @@ VEC_INLINE void open_block(enum dtype dtype, const struct weight_rows *weights, 
     panel_open(dtype, rows, panel);
 }
 
-/* Lines still to be asked for, at the same place of each of sixteen streams in turn. */
+/* What is asked for next: rounds of one line at each of sixteen places. */
 struct ahead {
     uintptr_t at;
-    int64_t stride, row_bytes, gap_bytes;
-    int64_t num_lines; /* before the gap */
-    int64_t lines_due; /* times num_blocks */
-    int32_t row;
+    int64_t step;        /* to the next place */
+    int64_t round_bytes; /* to the next round */
+    int64_t rounds_left; /* before the gap, if that is more than zero */
+    int64_t gap_bytes;
+    int64_t rounds_due; /* times num_blocks */
+    int64_t row_lines;
 };
 
 VEC_INLINE struct ahead ahead_of(const struct vnni_product *product,
                                  const struct weight_rows *weights)
 {
-    int64_t num_lines = (product->weight_row_bytes - STREAM_AHEAD + LINE_BYTES - 1) / LINE_BYTES;
-    int64_t gap_bytes = num_lines > 0 ? 0 : product->gap_bytes;
-    return (struct ahead){.at =
-                              (uintptr_t)weights->rows.first + STREAM_AHEAD + (uintptr_t)gap_bytes,
-                          .stride = weights->rows.stride,
-                          .row_bytes = product->weight_row_bytes,
-                          .gap_bytes = product->gap_bytes - gap_bytes,
-                          .num_lines = num_lines};
+    const uintptr_t first = (uintptr_t)weights->rows.first;
+    struct ahead ahead = {.row_lines = lines_of(product->weight_row_bytes)};
+    ahead.step = weights->rows.stride;
+    ahead.round_bytes = LINE_BYTES;
+    ahead.rounds_left = lines_of(product->weight_row_bytes - STREAM_AHEAD);
+    int64_t gap_bytes = ahead.rounds_left > 0 ? 0 : product->gap_bytes;
+    ahead.gap_bytes = product->gap_bytes - gap_bytes;
+    ahead.at = first + (uintptr_t)(STREAM_AHEAD + gap_bytes);
+    return ahead;
 }
 
 /* As much as num_blocks blocks of sixteen rows. */
 VEC_INLINE void prefetch_blocks(const struct vnni_product *product, int32_t num_blocks,
                                 struct ahead *ahead)
 {
-    ahead->lines_due +=
-        PANEL_COLS * num_blocks * ((ahead->row_bytes + LINE_BYTES - 1) / LINE_BYTES);
-    for (; ahead->lines_due > 0; ahead->lines_due -= product->num_blocks) {
-        _mm_prefetch((const char *)ahead->at, _MM_HINT_T1);
-        ahead->at += (uintptr_t)ahead->stride;
-        if (++ahead->row == PANEL_COLS) {
-            ahead->row = 0;
-            ahead->at -= (uintptr_t)(PANEL_COLS * ahead->stride - LINE_BYTES);
-            ahead->at += (uintptr_t)(--ahead->num_lines == 0 ? ahead->gap_bytes : 0);
+    ahead->rounds_due += num_blocks * ahead->row_lines;
+    for (; ahead->rounds_due > 0; ahead->rounds_due -= product->num_blocks) {
+        uintptr_t at = ahead->at;
+        VEC_UNROLL
+        for (int32_t idx = 0; idx < PANEL_COLS; idx++) {
+            _mm_prefetch((const char *)at, _MM_HINT_T0);
+            at += (uintptr_t)ahead->step;
         }
+        ahead->at += (uintptr_t)ahead->round_bytes;
+        ahead->at += (uintptr_t)(--ahead->rounds_left == 0 ? ahead->gap_bytes : 0);
     }
 }
 
@@ -313,13 +323,14 @@ VEC_INLINE void compute_one_row(enum dtype dtype, const struct vnni_product *pro
     __m512 acc[TILE_ROWS][2];
     acc[0][0] = _mm512_setzero_ps();
     int64_t block = 0;
-    if (dtype == DTYPE_Q4_0 && weights->num_rows == PANEL_COLS) {
+    int32_t step_blocks = row_step_blocks(dtype);
+    if (step_blocks > 0 && weights->num_rows == PANEL_COLS) {
         struct panel_bases bases = panel_bases_of(weights->rows);
-        for (; block + ROW_BLOCKS <= product->num_blocks; block += ROW_BLOCKS) {
-            prefetch_blocks(product, ROW_BLOCKS, &ahead);
-            row_add_q4_0(&bases, (const struct q8_activations *)(const void *)a[0] + block,
-                         &acc[0][0]);
-            panel_bases_advance(&bases, ROW_STEP_BYTES);
+        for (; block + step_blocks <= product->num_blocks; block += step_blocks) {
+            prefetch_blocks(product, step_blocks, &ahead);
+            row_add(dtype, &bases, (const struct q8_activations *)(const void *)a[0] + block,
+                    &acc[0][0]);
+            panel_bases_advance(&bases, step_blocks * panel_block_bytes(dtype));
         }
     }
     for (; block < product->num_blocks; block++) {
@@ -330,6 +341,26 @@ VEC_INLINE void compute_one_row(enum dtype dtype, const struct vnni_product *pro
     _mm512_store_ps(sums, acc[0][0]);
 }
 
+/* An opened block meets num_rows rows of activations; num_rows is a constant. */
+VEC_INLINE void add_direct(enum dtype dtype, int num_rows, const __m512i *panel,
+                           const unsigned char *a, int64_t a_row_bytes, int64_t block, float *sums)
+{
+    const struct tile_shape shape = {panel_kind(dtype), panel_offset_log2(dtype), num_rows, 1};
+    const __m512i *const panels[2] = {panel, panel};
+    const unsigned char *a_rows[TILE_ROWS];
+    __m512 acc[TILE_ROWS][2];
+    VEC_UNROLL
+    for (int r = 0; r < num_rows; r++) {
+        a_rows[r] = a + r * a_row_bytes;
+        acc[r][0] = _mm512_load_ps(sums + r * VNNI_PRODUCT_COLS);
+    }
+    add_blocks(shape, panels, a_rows, block, 1, acc);
+    VEC_UNROLL
+    for (int r = 0; r < num_rows; r++) {
+        _mm512_store_ps(sums + r * VNNI_PRODUCT_COLS, acc[r][0]);
+    }
+}
+
 /* dtype is a constant. */
 VEC_INLINE void compute_direct(enum dtype dtype, const struct vnni_product *product, int64_t row,
                                int32_t num_rows, const struct weight_rows *weights, float *sums)
@@ -338,8 +369,8 @@ VEC_INLINE void compute_direct(enum dtype dtype, const struct vnni_product *prod
         compute_one_row(dtype, product, row, weights, sums);
         return;
     }
-    struct tile_shape shape = {panel_kind(dtype), panel_offset_log2(dtype), 1, 1};
-    const unsigned char *a = product->activations + row * product->activation_row_bytes;
+    const int64_t a_row_bytes = product->activation_row_bytes;
+    const unsigned char *a = product->activations + row * a_row_bytes;
     struct ahead ahead = ahead_of(product, weights);
     __m512i panel[PANEL_MAX_VECTORS];
     for (int32_t r = 0; r < num_rows; r++) {
@@ -348,14 +379,14 @@ VEC_INLINE void compute_direct(enum dtype dtype, const struct vnni_product *prod
     for (int64_t block = 0; block < product->num_blocks; block++) {
         prefetch_blocks(product, 1, &ahead);
         open_block(dtype, weights, block, panel);
-        for (int32_t r = 0; r < num_rows; r++) {
-            float *sum = sums + r * VNNI_PRODUCT_COLS;
-            const __m512i *const panels[2] = {panel, panel};
-            const unsigned char *const a_rows[TILE_ROWS] = {a + r * product->activation_row_bytes};
-            __m512 acc[TILE_ROWS][2];
-            acc[0][0] = _mm512_load_ps(sum);
-            add_blocks(shape, panels, a_rows, block, 1, acc);
-            _mm512_store_ps(sum, acc[0][0]);
+        int32_t r = 0;
+        for (; r + DIRECT_TILE_ROWS <= num_rows; r += DIRECT_TILE_ROWS) {
+            add_direct(dtype, DIRECT_TILE_ROWS, panel, a + r * a_row_bytes, a_row_bytes, block,
+                       sums + r * VNNI_PRODUCT_COLS);
+        }
+        for (; r < num_rows; r++) {
+            add_direct(dtype, 1, panel, a + r * a_row_bytes, a_row_bytes, block,
+                       sums + r * VNNI_PRODUCT_COLS);
         }
     }
 }
@@ -366,12 +397,16 @@ void vnni_product_prefetch(const struct vnni_product *product, int64_t num_rows,
     if (num_rows > DIRECT_ROWS) {
         return;
     }
+    if (ordered_takes(product, num_rows)) {
+        ordered_prefetch_first(product, begin);
+        return;
+    }
     int64_t num_groups = (end - begin) / PANEL_COLS;
     num_groups = num_groups < RUN_GROUPS ? num_groups : RUN_GROUPS;
     for (int64_t row = 0; row < PANEL_COLS; row++) {
         uintptr_t first = vnni_address_of(product, begin + row * num_groups);
         for (uintptr_t at = first; at < first + STREAM_AHEAD; at += LINE_BYTES) {
-            _mm_prefetch((const char *)at, _MM_HINT_T1);
+            _mm_prefetch((const char *)at, _MM_HINT_T0);
         }
     }
 }
@@ -559,6 +594,16 @@ void vnni_product_compute(const struct vnni_product *product, int64_t row, int32
 
 /* ---- runs ---- */
 
+static void compute_ordered(const struct vnni_run *run, const struct vnni_product *product,
+                            float *sums)
+{
+    if (product->dtype == DTYPE_Q8_0) {
+        ordered_compute(DTYPE_Q8_0, run, product, sums);
+    } else {
+        ordered_compute(DTYPE_Q4_0, run, product, sums);
+    }
+}
+
 int32_t vnni_run_cols(int64_t num_rows)
 {
     return num_rows <= DIRECT_ROWS ? RUN_GROUPS * PANEL_COLS : VNNI_PRODUCT_COLS;
@@ -569,6 +614,10 @@ _Static_assert(DIRECT_ROWS *RUN_GROUPS *PANEL_COLS <= VNNI_SUMS, "sums of a run"
 void vnni_run_compute(const struct vnni_run *run, const struct vnni_product *product, float *sums)
 {
     struct vnni_product part = *product;
+    if (ordered_takes(product, run->num_rows)) {
+        compute_ordered(run, product, sums);
+        return;
+    }
     if (run->num_rows > DIRECT_ROWS) {
         part.gap_bytes = (int64_t)(run->next - vnni_address_of(product, run->col + 1));
         run->compute(&part, run->row, run->num_rows, run->col, run->num_cols, sums, run->panel);

@@ -5,6 +5,7 @@
 #ifndef IMBREX_OPS_CPU_QUANT_PRODUCT_VNNI_H
 #define IMBREX_OPS_CPU_QUANT_PRODUCT_VNNI_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,6 +20,9 @@ struct vnni_product {
     int64_t weight_row_bytes, num_blocks;
     int64_t col_step;  /* from a column of a call to the next one */
     int64_t gap_bytes; /* what is read after the end of those rows begins so much behind it */
+    /* One row of activations: weights are read in the order of their addresses where there is a way
+     * to (quant_ordered_vnni.h), not as streams far apart; the bits are the same. */
+    bool in_order;
     const unsigned char *activations; /* [.., num_elements] in the dtype's form */
     int64_t activation_row_bytes;
 };
@@ -31,7 +35,7 @@ struct vnni_product vnni_product_of(struct weight_view weight, const struct quan
  * in [0, num_cols), with a step of 1 if those are more than 16.
  * sums [num_rows, VNNI_PRODUCT_COLS], 64-byte aligned, written also beyond num_cols.
  * panel [VNNI_PANEL_BYTES], 64-byte aligned. */
-#define VNNI_PANEL_BYTES (32 * 1024)
+#define VNNI_PANEL_BYTES (64 * 1024)
 typedef void vnni_compute_fn(const struct vnni_product *product, int64_t row, int32_t num_rows,
                              int64_t col, int32_t num_cols, float *sums, unsigned char *panel);
 vnni_compute_fn vnni_product_compute;
