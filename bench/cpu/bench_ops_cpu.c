@@ -150,8 +150,11 @@ static enum few_way few_way_of(enum contestant_kind kind)
 /* Whether an op may read weights in several ways. */
 static bool has_ways(const struct contestant *contestant, const struct cpu_cell *cell)
 {
-    return cell->num_rows <= FEW_MAX_ROWS && cpu_op_has_weights(cell->op) &&
-           !dtype_is_quantized(cell->dtype) && ops_kernels(contestant->ops)->has_few_ways;
+    const struct cpu_kernels *kernels = ops_kernels(contestant->ops);
+    return cpu_op_has_weights(cell->op) &&
+           (dtype_is_quantized(cell->dtype)
+                ? cell->num_rows == 1 && kernels->has_quant_ways
+                : cell->num_rows <= FEW_MAX_ROWS && kernels->has_few_ways);
 }
 
 /* A sample of a contestant: the time of a call, microseconds. */

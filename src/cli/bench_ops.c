@@ -124,8 +124,8 @@ static const struct option_spec bench_ops_options[] = {
     {.long_name = "ways",
      .type = OPTION_TYPE_FLAG,
      .group = "What",
-     .help = "of up to 8 tokens, each way to read weights that are not quantised too, beside what "
-             "the kernels choose for themselves; on a CPU only",
+     .help = "of up to 8 tokens, or one of quantised weights, each way to read weights too, beside "
+             "what the kernels choose for themselves; on a CPU only",
      .offset = offsetof(struct bench_ops_settings, ways)},
     {.long_name = "plans",
      .argument = "KIND",

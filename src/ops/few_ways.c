@@ -3,6 +3,14 @@
 
 #include <stddef.h>
 
+static void begin_trials(struct few_shape *shape)
+{
+    shape->num_trials = shape->num_calls = 0;
+    for (int way = 0; way < FEW_WAY_COUNT; way++) {
+        shape->best_ns[way] = INT64_MAX;
+    }
+}
+
 static struct few_shape *find_shape(struct few_ways *ways, int32_t num_rows, int64_t num_bytes)
 {
     for (int32_t idx = 0; idx < ways->num_shapes; idx++) {
@@ -16,9 +24,7 @@ static struct few_shape *find_shape(struct few_ways *ways, int32_t num_rows, int
     }
     struct few_shape *shape = &ways->shapes[ways->num_shapes++];
     *shape = (struct few_shape){.num_bytes = num_bytes, .num_rows = num_rows};
-    for (int way = 0; way < FEW_WAY_COUNT; way++) {
-        shape->best_ns[way] = INT64_MAX;
-    }
+    begin_trials(shape);
     return shape;
 }
 
@@ -44,7 +50,10 @@ enum few_way few_ways_take(struct few_ways *ways, int32_t num_rows, int64_t num_
         return (enum few_way)0;
     }
     if (shape->num_trials == FEW_WAY_TRIALS * FEW_WAY_COUNT) {
-        return fastest_way(shape);
+        if (shape->num_calls++ < FEW_WAY_CALLS) {
+            return fastest_way(shape);
+        }
+        begin_trials(shape);
     }
     *trial = shape;
     return (enum few_way)(shape->num_trials % FEW_WAY_COUNT);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which of the ways to read plain weights for few rows is the fastest depends on how a processor
- * follows streams and on how many bytes a core takes in a cycle. All give the same bits, so that
- * each shape tries them in turns, in the first calls that it gets anyway. One thread at a time. */
+/* Which of the ways to read weights for few rows is the fastest depends on how a processor follows
+ * streams, on how many bytes a core takes in a cycle, and on what neighbours leave of memory's
+ * rate. All give the same bits, so that each shape tries them in turns, in calls that it gets
+ * anyway, and now and then again. One thread at a time. */
 #ifndef IMBREX_OPS_FEW_WAYS_H
 #define IMBREX_OPS_FEW_WAYS_H
 
@@ -11,6 +12,8 @@
 
 /* Of each way; the best time counts, so that a busy neighbour decides nothing. */
 #define FEW_WAY_TRIALS 8
+/* Calls between trials: of a shape of each layer of a model, a hundred tokens or so. */
+#define FEW_WAY_CALLS 2048
 /* What takes less time, or may stay in a cache, is not tried out. */
 #define FEW_WAY_MIN_BYTES (1 << 20)
 #define FEW_WAY_MAX_SHAPES 64 /* later ones take the first way */
@@ -18,7 +21,8 @@
 struct few_shape {
     int64_t num_bytes; /* of weights */
     int32_t num_rows;
-    int32_t num_trials; /* of all ways */
+    int32_t num_trials; /* of all ways, this time */
+    int32_t num_calls;  /* since then */
     int64_t best_ns[FEW_WAY_COUNT];
 };
 

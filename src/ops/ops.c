@@ -233,9 +233,15 @@ static void run_columns(struct ops *ops, thread_pool_fn *piece, struct loop loop
     thread_pool_run(ops->pool, num_pieces, 1, columns_piece, &loop);
 }
 
-/* Of few rows; plain weights in the way that is the fastest for them, or is tried out. */
+static bool has_ways(const struct ops *ops, bool are_quantised, int32_t num_rows)
+{
+    return are_quantised ? ops->kernels.has_quant_ways && num_rows == 1 : ops->kernels.has_few_ways;
+}
+
+/* Of few rows; if there are several ways to read weights, in the one that is the fastest for them
+ * or is tried out. */
 static void run_few_columns(struct ops *ops, thread_pool_fn *piece, struct loop loop, int64_t count,
-                            double item_flops, int32_t num_rows, bool are_plain)
+                            double item_flops, int32_t num_rows, bool is_choice)
 {
     struct few_shape *trial = NULL;
     int64_t num_bytes = (int64_t)(loop.item_bytes * (double)count);
@@ -243,7 +249,7 @@ static void run_few_columns(struct ops *ops, thread_pool_fn *piece, struct loop 
     if (count == 0) {
         return;
     }
-    if (are_plain && ops->kernels.has_few_ways) {
+    if (is_choice) {
         loop.few_way = few_ways_take(&ops->few_ways, num_rows, num_bytes, &trial);
     }
     int64_t begin_ns = trial != NULL ? clock_now_ns() : 0;
@@ -500,7 +506,7 @@ void ops_linear(struct ops *ops, const struct linear_params *params, int32_t num
     }
     loop.item_bytes = weight_bytes / (double)num_cols;
     run_few_columns(ops, linear_piece, loop, num_cols, flops / (double)num_cols,
-                    params[0].num_tokens, quantize.a == NULL);
+                    params[0].num_tokens, has_ways(ops, quantize.a != NULL, params[0].num_tokens));
 }
 
 void ops_rope_kv(struct ops *ops, const struct rope_kv_params *params)
@@ -595,5 +601,7 @@ void ops_gemm_swiglu(struct ops *ops, const struct gemm_swiglu_params *params)
                       (double)dtype_row_bytes(params->up.dtype, params->hidden_size);
     run_few_columns(
         ops, gemm_swiglu_piece, loop, params->intermediate_size, item_flops, params->num_tokens,
-        !dtype_is_quantized(params->gate.dtype) && !dtype_is_quantized(params->up.dtype));
+        has_ways(ops,
+                 dtype_is_quantized(params->gate.dtype) || dtype_is_quantized(params->up.dtype),
+                 params->num_tokens));
 }

@@ -6,7 +6,8 @@
  * Catches: an order of adding up that depends on the width of vectors, on tiles, panels or blocks,
  * such as even elements after odd ones or one chain instead of two, in one of the two, which is
  * within the bounds of check_linear and check_gemm_swiglu, whose reference adds up in another
- * order; a way that takes wrong rows or columns at the end of a unit, a segment or a block. */
+ * order; a way that takes wrong rows or columns at the end of a unit, a segment or a block. Of
+ * quantised weights, the ways of one path are compared. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,15 +15,18 @@
 
 #include "ops/cpu/cpu_kernels.h"
 #include "ops/ops_loop.h"
+#include "ops/quant.h"
 
 #define EXIT_SKIPPED 77
 #define MAX_ROWS 700
+#define MAX_FEW_ROWS 8
 /* Of one matrix in a case: enough for two chunks of rows and for several panels of columns. */
 #define MAX_PRODUCTS ((int64_t)40 << 20)
 #define MAX_WIDTH 4867
 #define MAX_COLS 611
 
 static const uint32_t level_features[] = {IMBREX_CPU_AVX2, IMBREX_CPU_AVX2 | IMBREX_CPU_AVX512};
+static const uint32_t quant_features = IMBREX_CPU_AVX2 | IMBREX_CPU_AVX512 | IMBREX_CPU_AVX512_VNNI;
 static const int32_t level_threads[] = {1, 3};
 /* Each level with each number of threads and each way to read weights for few rows. */
 enum { NUM_LEVELS = 2, LEVEL_OPS = 2 * FEW_WAY_COUNT, MAX_OPS = NUM_LEVELS * LEVEL_OPS };
@@ -40,11 +44,18 @@ static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
 struct levels {
     struct ops *ops[MAX_OPS]; /* AVX2 with one thread first */
     int32_t num_ops;
-    float *a, *bias, *residual;
+    void *scratch; /* of ops, for activations of few rows in blocks */
+    size_t scratch_bytes;
+    float *a, *bias, *residual, *row;
     unsigned char *weights[2];
     float *d, *expected;
     int64_t num_passed, num_failed;
 };
+
+static bool has_features(uint32_t features)
+{
+    return cpu_features_detect(features) == features;
+}
 
 static uint32_t random_bits(void)
 {
@@ -78,6 +89,11 @@ static void fill_weights(unsigned char *weights, enum dtype dtype, int64_t count
         }
     }
 }
+
+static const enum dtype quant_dtypes[] = {DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_0,
+                                          DTYPE_Q5_1, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K};
+static const int32_t quant_widths[] = {32, 96, 256, 512, 896, 4864};
+static const int32_t quant_rows_list[] = {1, 2, 8};
 
 struct level_case {
     const char *op;
@@ -126,7 +142,8 @@ static bool compare(const struct levels *levels, const struct level_case *x, int
         if (found != expected) {
             printf("FAILED: %s %s, %" PRId32 " rows, %" PRId32 " elements, %" PRId32
                    " columns, %s with %" PRId32 " threads: row %" PRId64 ", column %" PRId64
-                   ": expected the bits of avx2 %08" PRIx32 " (%.9g), found %08" PRIx32 " (%.9g)\n",
+                   ": expected the bits of the first %08" PRIx32 " (%.9g), found %08" PRIx32
+                   " (%.9g)\n",
                    x->op, dtype_name(x->dtype), x->num_rows, x->width, x->num_cols,
                    ops_kernels_name(levels->ops[ops_idx]), ops_num_threads(levels->ops[ops_idx]),
                    i / x->num_cols, i % x->num_cols, expected, (double)levels->expected[i], found,
@@ -176,18 +193,36 @@ static void *allocate(size_t count, size_t element_bytes)
     return memory;
 }
 
-static void create(struct levels *levels)
+/* One more: threads in turns, for each of these the ways. */
+static void create_ops(struct levels *levels, uint32_t features)
 {
     struct imbrex_error err;
-    for (int32_t i = 0; i < levels->num_ops; i++) {
-        int32_t level = i / FEW_WAY_COUNT;
-        if (ops_create(level_threads[level % 2], level_features[level / 2], NULL, 0,
-                       &levels->ops[i], &err) != IMBREX_STATUS_OK) {
-            fprintf(stderr, "%s\n", err.message);
-            exit(1);
-        }
-        ops_set_few_way(levels->ops[i], (enum few_way)(i % FEW_WAY_COUNT));
+    int32_t idx = levels->num_ops++;
+    if (ops_create(level_threads[idx / FEW_WAY_COUNT % 2], features, levels->scratch,
+                   levels->scratch_bytes, &levels->ops[idx], &err) != IMBREX_STATUS_OK) {
+        fprintf(stderr, "%s\n", err.message);
+        exit(1);
     }
+    ops_set_few_way(levels->ops[idx], (enum few_way)(idx % FEW_WAY_COUNT));
+}
+
+static void destroy_ops(struct levels *levels)
+{
+    while (levels->num_ops > 0) {
+        ops_destroy(levels->ops[--levels->num_ops]);
+    }
+}
+
+static void create(struct levels *levels)
+{
+    levels->scratch_bytes = ops_scratch_token_bytes(MAX_WIDTH) * MAX_FEW_ROWS;
+    levels->scratch = allocate(levels->scratch_bytes, 1);
+    for (int32_t level = 0; level < NUM_LEVELS; level++) {
+        for (int32_t i = 0; i < LEVEL_OPS && has_features(level_features[level]); i++) {
+            create_ops(levels, level_features[level]);
+        }
+    }
+    levels->row = allocate(MAX_WIDTH, sizeof(float));
     levels->a = allocate((size_t)MAX_ROWS * MAX_WIDTH, sizeof(float));
     levels->bias = allocate(MAX_COLS, sizeof(float));
     levels->residual = allocate((size_t)MAX_ROWS * MAX_COLS, sizeof(float));
@@ -203,9 +238,9 @@ static void create(struct levels *levels)
 
 static void destroy(struct levels *levels)
 {
-    for (int32_t i = 0; i < levels->num_ops; i++) {
-        ops_destroy(levels->ops[i]);
-    }
+    destroy_ops(levels);
+    free(levels->scratch);
+    free(levels->row);
     free(levels->a);
     free(levels->bias);
     free(levels->residual);
@@ -215,17 +250,51 @@ static void destroy(struct levels *levels)
     free(levels->weights[1]);
 }
 
+/* Columns quantised one by one from random numbers. */
+static void fill_quantised(struct levels *levels, enum dtype dtype, int32_t width, int32_t num_cols)
+{
+    const int64_t row_bytes = (int64_t)dtype_row_bytes(dtype, width);
+    for (int i = 0; i < 2; i++) {
+        for (int32_t col = 0; col < num_cols; col++) {
+            fill_floats(levels->row, width);
+            quant_quantize_row(dtype, levels->row, levels->weights[i] + col * row_bytes, width);
+        }
+    }
+}
+
+/* The ways to read quantised weights on the path that has several, any number of threads. */
+static void check_quantised(struct levels *levels)
+{
+    if (!has_features(quant_features)) {
+        return;
+    }
+    destroy_ops(levels);
+    while (levels->num_ops < LEVEL_OPS) {
+        create_ops(levels, quant_features);
+    }
+    for (int32_t dtype = 0; dtype < COUNT_OF(quant_dtypes); dtype++) {
+        for (int32_t i = 0; i < COUNT_OF(quant_widths) * COUNT_OF(cols_list); i++) {
+            int32_t width = quant_widths[i / COUNT_OF(cols_list)];
+            int32_t num_cols = cols_list[i % COUNT_OF(cols_list)];
+            if (width % dtype_block_elements(quant_dtypes[dtype]) != 0) {
+                continue;
+            }
+            fill_quantised(levels, quant_dtypes[dtype], width, num_cols);
+            for (int32_t rows = 0; rows < COUNT_OF(quant_rows_list); rows++) {
+                struct level_case x = {"linear", quant_dtypes[dtype], quant_rows_list[rows], width,
+                                       num_cols};
+                check_case(levels, &x);
+                x.op = "gemm_swiglu";
+                check_case(levels, &x);
+            }
+        }
+    }
+}
+
 int main(void)
 {
     struct levels levels = {.num_ops = 0};
-    while (levels.num_ops < MAX_OPS) {
-        uint32_t features = level_features[levels.num_ops / LEVEL_OPS];
-        if (cpu_features_detect(features) != features) {
-            break;
-        }
-        levels.num_ops += LEVEL_OPS;
-    }
-    if (levels.num_ops == 0) {
+    if (!has_features(level_features[0])) {
         printf("skipped: this CPU or its system has no AVX2 and FMA\n");
         return EXIT_SKIPPED;
     }
@@ -237,6 +306,7 @@ int main(void)
             }
         }
     }
+    check_quantised(&levels);
     destroy(&levels);
     printf("%" PRId64 " passed, %" PRId64 " failed\n", levels.num_passed, levels.num_failed);
     return levels.num_failed == 0 ? 0 : 1;

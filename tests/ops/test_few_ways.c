@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which way few rows take. Catches: a way that is never tried or is kept although another one was
- * faster; shapes or numbers of rows that decide for each other; trials that go on for ever, or of
- * what a cache may hold; a full table. */
+ * faster; shapes or numbers of rows that decide for each other; trials that go on for ever, that
+ * are not repeated, or of what a cache may hold; a full table. */
 #include "ops/few_ways.h"
 
 #include "tests/test.h"
@@ -50,6 +50,18 @@ static void test_each_shape_finds_its_own(void **state)
     expect_way(&ways, 8, LARGE, FEW_WAY_STREAMS);
 }
 
+static void test_trials_are_repeated(void **state)
+{
+    struct few_ways ways = new_ways();
+    (void)state;
+    try_all(&ways, 1, LARGE, FEW_WAY_ORDERED);
+    for (int32_t i = 0; i < FEW_WAY_CALLS; i++) {
+        expect_way(&ways, 1, LARGE, FEW_WAY_ORDERED);
+    }
+    try_all(&ways, 1, LARGE, FEW_WAY_STREAMS);
+    expect_way(&ways, 1, LARGE, FEW_WAY_STREAMS);
+}
+
 static void test_small_shapes_try_nothing(void **state)
 {
     struct few_ways ways = new_ways();
@@ -82,6 +94,7 @@ int run_few_ways_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_shape_finds_its_own),
+        cmocka_unit_test(test_trials_are_repeated),
         cmocka_unit_test(test_small_shapes_try_nothing),
         cmocka_unit_test(test_a_full_table_takes_the_first_way),
         cmocka_unit_test(test_the_only_way),

@@ -24,8 +24,8 @@ struct quant_rows {
 /* Memory of one thread for the length of one call, 64-byte aligned, of any contents. */
 #define CPU_SCRATCH_BYTES (1 << 20)
 
-/* How linear and gemm_swiglu of plain weights may read them for few rows, with the same bits: the
- * functions of ops/cpu/dot_few.h. */
+/* How linear and gemm_swiglu may read weights for few rows, with the same bits: see
+ * ops/cpu/dot_few.h. */
 enum few_way { FEW_WAY_STREAMS, FEW_WAY_ORDERED, FEW_WAY_COUNT };
 
 /* What a piece of a loop gets beside its params. */
@@ -57,7 +57,9 @@ struct cpu_kernels {
                             int64_t begin, int64_t end); /* token * num_heads + head */
     void (*gemm_swiglu)(const struct gemm_swiglu_params *params, const struct cpu_work *work,
                         int64_t begin, int64_t end); /* intermediate_size */
-    bool has_few_ways; /* linear and gemm_swiglu go by work->few_way */
+    /* linear and gemm_swiglu go by work->few_way: of plain weights, and for one row of quantised
+     * ones. */
+    bool has_few_ways, has_quant_ways;
     /* `count` activations into blocks of a form, as quant_quantize_activations defines. */
     void (*quantize)(enum activation_form form, const float *a, void *blocks, int64_t count);
     /* A group of activations rounded to bf16, zeros up to a multiple of BF16_TILE_FEATURES, in the

@@ -44,6 +44,7 @@ void vnni_product_gemm_swiglu(vnni_compute_fn *compute, const struct gemm_swiglu
 {
     struct vnni_product gate = vnni_product_of(params->gate, work->quant_rows, params->hidden_size);
     struct vnni_product up = vnni_product_of(params->up, work->quant_rows, params->hidden_size);
+    gate.in_order = up.in_order = work->few_way == FEW_WAY_ORDERED;
     float *gate_sums = (float *)(void *)(work->scratch + VNNI_PANEL_BYTES);
     float *up_sums = gate_sums + VNNI_SUMS;
     vnni_product_prefetch(&gate, params->num_tokens, begin, end);

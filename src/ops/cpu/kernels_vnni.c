@@ -5,6 +5,7 @@
 void vnni_kernels_fill(struct cpu_kernels *kernels)
 {
     kernels->name = "vnni";
+    kernels->has_quant_ways = true;
     kernels->linear = vnni_linear;
     kernels->gemm_swiglu = vnni_gemm_swiglu;
 }

@@ -39,6 +39,7 @@ void vnni_product_linear(vnni_compute_fn *compute, const struct linear_params *p
 {
     struct vnni_product product =
         vnni_product_of(params->weight, work->quant_rows, params->in_features);
+    product.in_order = work->few_way == FEW_WAY_ORDERED;
     float *sums = (float *)(void *)(work->scratch + VNNI_PANEL_BYTES);
     vnni_product_prefetch(&product, params->num_tokens, begin, end);
     for (int64_t row = 0; row < params->num_tokens; row += VNNI_PRODUCT_ROWS) {
