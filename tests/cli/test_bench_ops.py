@@ -144,8 +144,8 @@ class BenchOps(TestCase):
                 self.assertGreater(fused["unfused_over_fused"]["median"], 0)
                 self.assertNotIn("unfused_over_fused", unfused)
 
-                self.assertEqual(found, ["op"] + ["streams", "ordered"] * has_ways, path)
-    # quantised weights, these on AVX2, or the reference.
+    # Fault: a way that is left out, or offered where there is no choice: for many tokens, several
+    # of quantised weights, these on AVX2, or the reference.
     def test_ways(self):
         report = self.cpu_report("--shapes", "256x512", "--m", "1,8,9", "--dtype", "bf16,q8_0",
                                  "--op", "down_proj", "--threads", "2", "--no-roofs", "--ways")
