@@ -18,7 +18,8 @@ from make_kernel_tables import markdown, our_step_ms
 PAGE = "README.md"
 BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
 # As the file names of quantised weights end, and how a reader knows the type.
-FILE_TYPES = {"bf16": "bf16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k_m": "Q4_K_M"}
+FILE_TYPES = {"bf16": "bf16", "bf16-activations": "bf16, activations rounded as llama.cpp does",
+              "q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k_m": "Q4_K_M"}
 PEER_DECODE, PEER_PREFILL = "decode x1 @ d512", "prefill 16384"
 
 
@@ -98,15 +99,17 @@ def gpu_model_rows(root):
 
 def llama_rows(root):
     """Beside llama.cpp on the same file: decode and prompts, of each kind of processor."""
-    for device, name in (("epyc-avx2", "2 cores, AVX2"), ("xeon", "2 cores, AVX-512")):
+    for device, name in (("epyc-avx2", "2 cores, Zen 3, AVX2"), ("zen5", "2 cores, Zen 5, AVX-512"),
+                         ("xeon", "2 cores, Sapphire Rapids, AVX-512")):
         for ending, file_type in FILE_TYPES.items():
+            are_rounded = ending.endswith("activations")
             texts, links = [], []
             for begin, what in (("tg", "decode"), ("pp", "prompt")):
                 def own(result, begin=begin):
                     return one(row for row in result["rows"] if row["test"].startswith(begin))
                 result = newest(root, f"*-{device}*-llama-cpp-0.5b-{ending}*.json",
-                                lambda result, own=own: "activations" not in result.name and
-                                own(result))
+                                lambda result, own=own, are_rounded=are_rounded:
+                                ("activations" in result.name) == are_rounded and own(result))
                 if result:
                     texts.append(f"{what} {own(result)['ratio']['median']:.2f}x")
                     links += [result.link()] if result.link() not in links else []
