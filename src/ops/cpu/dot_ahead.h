@@ -53,19 +53,32 @@ static inline int64_t segment_end_of(int64_t begin, int64_t end, int64_t unit_co
     return end - begin < SEGMENT_COLS + unit_cols ? end : begin + SEGMENT_COLS;
 }
 
-/* Of the unit of unit_cols columns that begins at `col`. */
-static inline struct unit_ahead unit_ahead_of(const struct dot_job *job,
-                                              const struct segment *segment, int64_t col,
-                                              int64_t unit_cols)
+/* For the units of a segment. */
+struct segment_ahead {
+    uintptr_t end, next; /* next 0: nothing comes behind */
+    int64_t lead;        /* from the first line of a unit to what is prefetched beside it */
+};
+
+static inline struct segment_ahead segment_ahead_of(const struct dot_job *job,
+                                                    const struct segment *segment,
+                                                    int64_t unit_cols)
 {
     const int64_t row_bytes = job->num_elements * element_bytes_of(job);
-    const uintptr_t weights = (uintptr_t)job->weights[segment->matrix];
-    uintptr_t unit = weights + (uintptr_t)(col * row_bytes);
-    uintptr_t next = segment->next != NULL ? (uintptr_t)segment->next : unit; /* there already */
-    struct unit_ahead ahead = {.line =
-                                   unit + (uintptr_t)((unit_cols - 1) * row_bytes + AHEAD_BYTES),
-                               .end = weights + (uintptr_t)(segment->end * row_bytes)};
-    ahead.wrap_bytes = (int64_t)(next - ahead.end);
+    return (struct segment_ahead){.end = (uintptr_t)job->weights[segment->matrix] +
+                                         (uintptr_t)(segment->end * row_bytes),
+                                  .next = (uintptr_t)segment->next,
+                                  .lead = (unit_cols - 1) * row_bytes + AHEAD_BYTES};
+}
+
+/* Of the unit that begins at an address. */
+VEC_INLINE struct unit_ahead unit_ahead_of(const struct segment_ahead *segment,
+                                           const unsigned char *unit)
+{
+    /* Where nothing comes behind, what is there already. */
+    uintptr_t next = segment->next != 0 ? segment->next : (uintptr_t)unit;
+    struct unit_ahead ahead = {.line = (uintptr_t)unit + (uintptr_t)segment->lead,
+                               .end = segment->end,
+                               .wrap_bytes = (int64_t)(next - segment->end)};
     if (ahead.line >= ahead.end) {
         ahead.line += (uintptr_t)ahead.wrap_bytes;
         ahead.end = UINTPTR_MAX;

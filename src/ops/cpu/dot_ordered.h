@@ -25,14 +25,15 @@
 /* Of each row, before the first unit, for which nobody has asked. */
 #define ORDERED_FIRST_BYTES 256
 
-/* A unit against a tile of rows of activations. */
+/* Units beside each other against a tile of rows of activations. */
 struct ordered_tile {
     const unsigned char *a; /* [num_rows], a_stride_bytes apart */
     int64_t a_stride_bytes;
-    const unsigned char *weights; /* [UNIT_COLS], row_bytes apart */
+    const unsigned char *weights; /* [num_units * UNIT_COLS], row_bytes apart */
     int64_t row_bytes;
-    int64_t num_elements, block_k;
-    float *sums; /* [num_rows], SEGMENT_STRIDE apart */
+    int64_t num_elements, block_k, num_units;
+    float *sums; /* [num_rows], SEGMENT_STRIDE apart; of each unit its columns */
+    struct segment_ahead ahead;
 };
 
 /* Addresses as they move along a block of k: of every third row of weights, so that those between
@@ -42,14 +43,14 @@ struct unit_walk {
     struct few_walk a;
 };
 
-VEC_INLINE struct unit_walk unit_walk_of(const struct ordered_tile *tile, int64_t k,
-                                         int element_bytes)
+VEC_INLINE struct unit_walk unit_walk_of(const struct ordered_tile *tile,
+                                         const unsigned char *weights, int64_t k, int element_bytes)
 {
     struct unit_walk walk = {
         .a = few_walk_of(tile->a + k * (int64_t)sizeof(float), tile->a_stride_bytes)};
     VEC_UNROLL
     for (int idx = 0; idx < UNIT_BASES; idx++) {
-        walk.bases[idx] = tile->weights + 3 * idx * tile->row_bytes + k * element_bytes;
+        walk.bases[idx] = weights + 3 * idx * tile->row_bytes + k * element_bytes;
     }
     return walk;
 }
@@ -114,12 +115,12 @@ VEC_INLINE void add_block(const vec *sums, int num_rows, bool is_first, vec *tot
     }
 }
 
-/* All of k in one call: what a call costs would be a tenth of the time of a block. */
-VEC_INLINE void ordered_compute(enum dtype dtype, const struct ordered_tile *tile,
-                                struct unit_ahead ahead, int num_rows, int num_blocks)
+VEC_INLINE void compute_unit(enum dtype dtype, const struct ordered_tile *tile,
+                             const unsigned char *weights, float *to, int num_rows, int num_blocks)
 {
     const int element_bytes = dtype == DTYPE_F32 ? 4 : 2;
     const int64_t row_bytes = tile->row_bytes;
+    struct unit_ahead ahead = unit_ahead_of(&tile->ahead, weights);
     vec totals[ORDERED_TILE_ROWS];
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
@@ -132,7 +133,7 @@ VEC_INLINE void ordered_compute(enum dtype dtype, const struct ordered_tile *til
         VEC_UNROLL
         for (int block = 0; block < num_blocks; block++) {
             int64_t begin = min_of(k + block * tile->block_k, tile->num_elements);
-            walks[block] = unit_walk_of(tile, begin, element_bytes);
+            walks[block] = unit_walk_of(tile, weights, begin, element_bytes);
             num_left[block] = min_of(tile->block_k, tile->num_elements - begin);
             num_steps = min_of(num_steps, num_left[block] / TURN_ELEMENTS);
         }
@@ -161,16 +162,26 @@ VEC_INLINE void ordered_compute(enum dtype dtype, const struct ordered_tile *til
     }
     VEC_UNROLL
     for (int row = 0; row < num_rows; row++) {
-        vec_store(tile->sums + row * SEGMENT_STRIDE, totals[row]);
+        vec_store(to + row * SEGMENT_STRIDE, totals[row]);
     }
 }
 
-typedef void ordered_fn(const struct ordered_tile *tile, struct unit_ahead ahead);
+/* All in one call: what a call costs would be a tenth of the time of a block. */
+VEC_INLINE void ordered_compute(enum dtype dtype, const struct ordered_tile *tile, int num_rows,
+                                int num_blocks)
+{
+    const unsigned char *weights = tile->weights;
+    for (int64_t unit = 0; unit < tile->num_units; unit++) {
+        compute_unit(dtype, tile, weights, tile->sums + unit * UNIT_COLS, num_rows, num_blocks);
+        weights += UNIT_COLS * tile->row_bytes;
+    }
+}
+
+typedef void ordered_fn(const struct ordered_tile *tile);
 #define DEFINE_ORDERED_OF(dtype, num_rows, num_blocks)                        \
-    static void ordered_##dtype##_##num_rows(const struct ordered_tile *tile, \
-                                             struct unit_ahead ahead)         \
+    static void ordered_##dtype##_##num_rows(const struct ordered_tile *tile) \
     {                                                                         \
-        ordered_compute(DTYPE_##dtype, tile, ahead, num_rows, num_blocks);    \
+        ordered_compute(DTYPE_##dtype, tile, num_rows, num_blocks);           \
     }
 #define DEFINE_ORDERED(num_rows, num_blocks)      \
     DEFINE_ORDERED_OF(BF16, num_rows, num_blocks) \
@@ -185,21 +196,25 @@ ORDERED_SHAPES(DEFINE_ORDERED)
 static ordered_fn *const ordered_fns[DTYPE_NUM_PLAIN][ORDERED_TILE_ROWS + 1] = {
     ORDERED_SHAPES(ORDERED_ENTRIES)};
 
-/* A unit against all rows, in one tile or in two; sums [num_tokens], SEGMENT_STRIDE apart. */
-static void ordered_unit(const struct dot_job *job, const unsigned char *weights, float *sums,
-                         struct unit_ahead ahead)
+/* Units against all rows: all of them in one tile, or each in two. */
+static void ordered_units(const struct dot_job *job, struct ordered_tile *tile, float *sums)
 {
-    const int32_t num_tiles = job->num_tokens > ORDERED_TILE_ROWS ? 2 : 1;
-    const int32_t tile_rows = (job->num_tokens + num_tiles - 1) / num_tiles;
-    struct ordered_tile tile = {.a_stride_bytes = job->a_stride_bytes,
-                                .weights = weights,
-                                .row_bytes = job->num_elements * element_bytes_of(job),
-                                .num_elements = job->num_elements,
-                                .block_k = block_k_of(job)};
-    for (int32_t token = 0; token < job->num_tokens; token += tile_rows) {
-        tile.a = (const unsigned char *)job->a + token * job->a_stride_bytes;
-        tile.sums = sums + (int64_t)token * SEGMENT_STRIDE;
-        ordered_fns[job->dtype][min_of(tile_rows, job->num_tokens - token)](&tile, ahead);
+    const int64_t num_units = tile->num_units;
+    if (job->num_tokens <= ORDERED_TILE_ROWS) {
+        tile->a = job->a;
+        tile->sums = sums;
+        ordered_fns[job->dtype][job->num_tokens](tile);
+        return;
+    }
+    const int32_t tile_rows = (job->num_tokens + 1) / 2;
+    tile->num_units = 1;
+    for (int64_t unit = 0; unit < num_units; unit++) {
+        for (int32_t token = 0; token < job->num_tokens; token += tile_rows) {
+            tile->a = (const unsigned char *)job->a + token * job->a_stride_bytes;
+            tile->sums = sums + (int64_t)token * SEGMENT_STRIDE + unit * UNIT_COLS;
+            ordered_fns[job->dtype][min_of(tile_rows, job->num_tokens - token)](tile);
+        }
+        tile->weights += UNIT_COLS * tile->row_bytes;
     }
 }
 
@@ -207,11 +222,21 @@ static void ordered_unit(const struct dot_job *job, const unsigned char *weights
 static void ordered_segment(const struct dot_job *job, const struct segment *segment, float *sums)
 {
     const int64_t row_bytes = job->num_elements * element_bytes_of(job);
-    for (int64_t next = segment->begin; next < segment->end; next += UNIT_COLS) {
-        /* The last unit begins within the one before it where columns are no multiple. */
-        int64_t col = min_of(next, segment->end - UNIT_COLS);
-        ordered_unit(job, job->weights[segment->matrix] + col * row_bytes,
-                     sums + (col - segment->begin), unit_ahead_of(job, segment, col, UNIT_COLS));
+    const int64_t num_cols = segment->end - segment->begin;
+    struct ordered_tile tile = {.a_stride_bytes = job->a_stride_bytes,
+                                .weights =
+                                    job->weights[segment->matrix] + segment->begin * row_bytes,
+                                .row_bytes = row_bytes,
+                                .num_elements = job->num_elements,
+                                .block_k = block_k_of(job),
+                                .num_units = num_cols / UNIT_COLS,
+                                .ahead = segment_ahead_of(job, segment, UNIT_COLS)};
+    ordered_units(job, &tile, sums);
+    if (num_cols % UNIT_COLS != 0) {
+        /* The last unit begins within the one before it. */
+        tile.weights = job->weights[segment->matrix] + (segment->end - UNIT_COLS) * row_bytes;
+        tile.num_units = 1;
+        ordered_units(job, &tile, sums + (num_cols - UNIT_COLS));
     }
 }
 
