@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* On a cache line of its own. */
+/* No two on one cache line, at whatever multiple of 8 they begin. */
 struct column_range {
     _Atomic uint64_t left; /* the first unit in the upper half, the one behind the last in the lower
                             * half */

@@ -91,7 +91,7 @@ enum imbrex_status ops_create(int32_t num_threads, uint32_t cpu_features, void *
     }
     if (status == IMBREX_STATUS_OK) {
         size_t num_bytes = (size_t)num_threads * sizeof(*created->ranges);
-        created->ranges = aligned_alloc(sizeof(*created->ranges), num_bytes);
+        created->ranges = calloc((size_t)num_threads, sizeof(*created->ranges));
         if (created->ranges == NULL) {
             status = error_out_of_memory(err, "ranges of the threads", num_bytes);
         }

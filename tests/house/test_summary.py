@@ -85,8 +85,12 @@ class Summary(unittest.TestCase):
             "xeon-llama-cpp-0.5b-q4_0": llama("2026-01-02T00:00:00Z", pp512=3.0),
             "xeon-llama-cpp-0.5b-bf16-activations": llama("2026-01-02T00:00:00Z", pp512=4.0)})
         self.assertEqual(rows, [
-            ["2 cores, AVX2: 0.5B bf16", "llama.cpp, the same file", "decode 1.75x, prompt 2.50x"],
-            ["2 cores, AVX-512: 0.5B Q4_0", "llama.cpp, the same file", "prompt 3.00x"]])
+            ["2 cores, Zen 3, AVX2: 0.5B bf16", "llama.cpp, the same file",
+             "decode 1.75x, prompt 2.50x"],
+            ["2 cores, Sapphire Rapids, AVX-512: 0.5B bf16, activations rounded as llama.cpp does",
+             "llama.cpp, the same file", "prompt 4.00x"],
+            ["2 cores, Sapphire Rapids, AVX-512: 0.5B Q4_0", "llama.cpp, the same file",
+             "prompt 3.00x"]])
 
     def test_gpu(self):
         """Catches another test beside the peer's, and the time of a part left out as ours."""
