@@ -690,14 +690,17 @@ static void test_remote_faults(void **state)
     fake_redis_set_error(redis, "MOVED 1 127.0.0.1:1", false);
     mix.changes_faults = true;
     int64_t begin_ns = clock_now_ns();
-    for (int32_t round = 0; round < 3; round++) {
+    bool is_seen = TEST_SANITIZED;
+    /* Until one is seen: where the connection's thread has to wait, rounds may end before it. */
+    for (int32_t round = 0; round < 3 || (round < 20 && !is_seen); round++) {
         run_round(fixture, &mix, engine);
         fake_redis_stop(redis, round % 2 == 0);
         fake_redis_go_on(redis);
+        imbrex_engine_read_metrics(engine, &metrics);
+        is_seen |= metrics.num_kv_faults > 0;
     }
-    imbrex_engine_read_metrics(engine, &metrics);
     /* The few cases there send too little for more than broken connections, which are no faults. */
-    assert_true(metrics.num_kv_faults > 0 || TEST_SANITIZED);
+    assert_true(is_seen);
     assert_one_line_a_minute(fixture, begin_ns);
     assert_non_null(strstr(fixture->logged.last, "KV remote 127.0.0.1"));
     imbrex_engine_destroy(engine);
