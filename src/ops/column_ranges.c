@@ -30,12 +30,12 @@ static uint64_t num_units(uint64_t left)
 void column_ranges_split(struct column_ranges *ranges)
 {
     uint64_t all = (uint64_t)((ranges->count + ranges->unit - 1) / ranges->unit);
-    uint64_t num_threads = (uint64_t)ranges->num_threads;
-    assert(all <= UINT32_MAX);
-    for (uint64_t idx = 0; idx < num_threads; idx++) {
-        atomic_store_explicit(&ranges->ranges[idx].left,
-                              pack(all * idx / num_threads, all * (idx + 1) / num_threads),
-                              memory_order_relaxed);
+    uint64_t num_parts = (uint64_t)ranges->num_parts;
+    assert(all <= UINT32_MAX && num_parts >= 1);
+    for (uint64_t idx = 0; idx < (uint64_t)ranges->num_threads; idx++) {
+        uint64_t left =
+            idx < num_parts ? pack(all * idx / num_parts, all * (idx + 1) / num_parts) : 0;
+        atomic_store_explicit(&ranges->ranges[idx].left, left, memory_order_relaxed);
     }
 }
 

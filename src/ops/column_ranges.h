@@ -19,9 +19,10 @@ struct column_range {
 struct column_ranges {
     struct column_range *ranges; /* [num_threads] */
     int32_t num_threads;
-    int64_t count; /* columns */
-    int32_t unit;  /* pieces begin at multiples of so many columns */
-    int64_t least; /* columns of a piece, but at the end of a range */
+    int32_t num_parts; /* threads that begin with a range, the first ones; at least 1 */
+    int64_t count;     /* columns */
+    int32_t unit;      /* pieces begin at multiples of so many columns */
+    int64_t least;     /* columns of a piece, but at the end of a range */
 };
 
 /* Before the threads begin. At most UINT32_MAX units. */

@@ -198,7 +198,7 @@ static void columns_piece(void *arg, int64_t begin, int64_t end, int32_t thread_
     }
 }
 
-/* What there is for a thread. The pool's pieces are one for each of them, in any order. */
+/* What there is for a thread. The pool's pieces only say how many threads are wanted. */
 static void range_piece(void *arg, int64_t begin, int64_t end, int32_t thread_idx)
 {
     struct loop *loop = arg;
@@ -258,14 +258,18 @@ static void run_few_columns(struct ops *ops, thread_pool_fn *piece, struct loop 
     if (num_threads == 1 || (double)count * item_flops < INLINE_FLOPS) {
         piece(&loop, 0, count, 0);
     } else {
+        /* No more threads are woken than have something to do. */
+        double num_worth = (double)count * item_flops / (INLINE_FLOPS / 2);
+        int32_t num_parts = num_worth < num_threads ? (int32_t)num_worth : num_threads;
         loop.range_piece = piece;
         loop.ranges = (struct column_ranges){.ranges = ops->ranges,
                                              .num_threads = num_threads,
+                                             .num_parts = num_parts,
                                              .count = count,
                                              .unit = COLUMN_UNIT,
                                              .least = (int64_t)(MIN_PIECE_BYTES / loop.item_bytes)};
         column_ranges_split(&loop.ranges);
-        thread_pool_run(ops->pool, num_threads, 1, range_piece, &loop);
+        thread_pool_run(ops->pool, num_parts, 1, range_piece, &loop);
     }
     if (trial != NULL) {
         few_ways_note(trial, loop.few_way, clock_now_ns() - begin_ns);

@@ -13,7 +13,7 @@ const struct cpu_kernels *ops_kernels(const struct ops *ops);
  * not worth sharing. */
 void ops_run_loop(struct ops *ops, thread_pool_fn *fn, void *arg, int64_t count, double item_flops);
 
-/* Reads plain weights for few rows in this way from now on, for tests and measurements. With
+/* Reads weights for few rows in this way from now on, for tests and measurements. With
  * FEW_WAY_COUNT, as at the beginning, each shape finds its own in its first calls (few_ways.h). */
 void ops_set_few_way(struct ops *ops, enum few_way way);
 

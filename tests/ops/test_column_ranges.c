@@ -20,11 +20,13 @@ struct fixture {
     _Atomic int32_t num_takers[MAX_COUNT];
 };
 
-static void begin(struct fixture *fixture, int32_t num_threads, int64_t count, int64_t least)
+static void begin(struct fixture *fixture, int32_t num_threads, int32_t num_parts, int64_t count,
+                  int64_t least)
 {
     memset(fixture, 0, sizeof(*fixture));
     fixture->ranges = (struct column_ranges){.ranges = fixture->lines,
                                              .num_threads = num_threads,
+                                             .num_parts = num_parts,
                                              .count = count,
                                              .unit = UNIT,
                                              .least = least};
@@ -64,7 +66,8 @@ static void test_any_order(void **state)
         int32_t num_threads = 1 + (int32_t)(random >> 8) % MAX_THREADS;
         int64_t count = 1 + (random >> 4) % (round % 2 == 0 ? 100 : MAX_COUNT);
         int64_t first, end;
-        begin(fixture, num_threads, count, (random >> 12) % 300);
+        int32_t num_parts = 1 + (int32_t)(random >> 20) % num_threads;
+        begin(fixture, num_threads, num_parts, count, (random >> 12) % 300);
         int32_t num_present = 1 + (int32_t)(random >> 16) % num_threads, thread_idx;
         do {
             random = random * 1664525u + 1013904223u;
@@ -81,7 +84,7 @@ static void test_pieces_follow_each_other(void **state)
     int64_t first, end, next = 0;
     (void)state;
     assert_non_null(fixture);
-    begin(fixture, 2, 4864, 100);
+    begin(fixture, 2, 2, 4864, 100);
     while (next < 2432) {
         assert_true(take(fixture, 0, &first, &end));
         assert_int_equal(first, next);
@@ -121,7 +124,7 @@ static void test_threads_at_once(void **state)
     for (int32_t round = 0; round < 100; round++) {
         struct taker takers[MAX_THREADS];
         pthread_t threads[MAX_THREADS];
-        begin(fixture, MAX_THREADS, MAX_COUNT, 1);
+        begin(fixture, MAX_THREADS, MAX_THREADS - round % 3, MAX_COUNT, 1);
         for (int32_t idx = 0; idx < MAX_THREADS; idx++) {
             takers[idx] = (struct taker){fixture, idx};
             assert_int_equal(pthread_create(&threads[idx], NULL, take_all, &takers[idx]), 0);

@@ -6,7 +6,6 @@
 
 #if defined(__x86_64__)
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <xmmintrin.h>

@@ -9,7 +9,7 @@
 #define FEW_MAX_ROWS 8
 
 /* Of at most FEW_MAX_ROWS rows. Streams: eight rows of weights that lie far apart, each the
- * beginning of many. Ordered: sixteen rows beside each other, then the next ones. */
+ * beginning of many. Ordered: eight or sixteen rows beside each other, then the next ones. */
 dot_walk_fn avx2_dot_streams, avx2_dot_ordered, avx512_dot_ordered;
 
 #endif
